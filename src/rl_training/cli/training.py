@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import shlex
@@ -52,10 +53,8 @@ COLUMN_OF_COMMANDS = 11
 def report_training(
     result: TrainResult,
     config: TrainConfig,
+    options: TrainOptions | ResumeOptions,
     *,
-    as_json: bool = False,
-    plugins: Sequence[str] | None = None,
-    callbacks: Sequence[str] | None = None,
     proposes: bool = True,
 ) -> None:
     """Print the run folder, the metrics and, if `proposes`, the commands to use next.
@@ -65,9 +64,12 @@ def report_training(
     from rl_training.experiment.run_folder import interrupting_signal, is_interruption
 
     was_interrupted = is_interruption(result.stop_reason)
-    code = _code_words(config, plugins)
-    resume = ["resume", str(result.run_dir), *code, *_repeated("--callback", callbacks or [])]
-    commands = _next_commands(result, config, code, resume) if proposes else []
+    resume = _resume_words(result.run_dir, config, options)
+    commands = []
+    if proposes and not was_interrupted:  # the command that resumes is printed below
+        code = _code_words(config, options)
+        commands = [program_command(*words, *code) for words in _evaluations(result, config)]
+        commands.append(program_command(*resume, *_words_to_continue(result, config)))
     table = training_lines(result, config, _command_rows(commands))
     values = {
         "run_dir": str(result.run_dir),
@@ -77,12 +79,7 @@ def report_training(
     }
     texts = {**values, "metrics": json.dumps(reduced(result.metrics))}
     try:
-        _print_both(
-            values,
-            [f"{key}={text}" for key, text in texts.items() if text is not None],
-            table,
-            as_json,
-        )
+        _print_both(values, texts, table, options.as_json)
     except RLTrainingError as error:
         if not was_interrupted:
             raise
@@ -94,7 +91,7 @@ def report_training(
 
 @contextlib.contextmanager
 def explaining_failure(
-    config: TrainConfig, plugins: Sequence[str] | None, callbacks: Sequence[str] | None
+    config: TrainConfig, options: TrainOptions | ResumeOptions
 ) -> Iterator[None]:
     """Add the command that resumes to the error of a failed run, and the name of a callback that raised it."""
     try:
@@ -103,13 +100,7 @@ def explaining_failure(
         note = failure_note(error)
         if note.run_dir is None:
             raise
-        words = [
-            "resume",
-            str(note.run_dir),
-            *_code_words(config, plugins),
-            *_repeated("--callback", callbacks or []),
-        ]
-        remedy = _resume_hint(note.run_dir, words)
+        remedy = _resume_hint(note.run_dir, _resume_words(note.run_dir, config, options))
         if note.callback is not None:
             text = f"{note.callback} raised {type(error).__name__}: {error}{note.trace}"
         elif isinstance(error, RLTrainingError):
@@ -118,6 +109,14 @@ def explaining_failure(
             say(remedy)
             raise
         raise RLTrainingError(f"{text}\n{remedy}".rstrip()) from error
+
+
+def _resume_words(
+    run_dir: Path, config: TrainConfig, options: TrainOptions | ResumeOptions
+) -> list[str]:
+    """The command that resumes a run, with the code that it was started with."""
+    callbacks = [("--callback", name) for name in dict.fromkeys(options.callback or [])]
+    return ["resume", str(run_dir), *_code_words(config, options), *itertools.chain(*callbacks)]
 
 
 def _resume_hint(run_dir: Path, words: Sequence[str]) -> str:
@@ -133,7 +132,7 @@ def _resume_hint(run_dir: Path, words: Sequence[str]) -> str:
     )
 
 
-def _code_words(config: TrainConfig, plugins: Sequence[str] | None) -> list[str]:
+def _code_words(config: TrainConfig, options: TrainOptions | ResumeOptions) -> list[str]:
     """The --plugin and --allow-path options that another command needs for the environment and network of this run."""
     from rl_training.envs.needs import env_needs
     from rl_training.plugins.gate import flags_for, network_needs
@@ -142,7 +141,7 @@ def _code_words(config: TrainConfig, plugins: Sequence[str] | None) -> list[str]
         *env_needs(config.env_id, config.env_kwargs),
         *network_needs(config.algo_kwargs.get("network")),
     ]
-    return flags_for(needs, plugins or ())
+    return flags_for(needs, options.plugin or ())
 
 
 def report_evaluation(path: Path, metrics: Mapping[str, float], as_json: bool) -> None:
@@ -155,19 +154,18 @@ def report_evaluation(path: Path, metrics: Mapping[str, float], as_json: bool) -
         "run_dir": None if run_dir is None else str(run_dir),
         "checkpoint_path": str(checkpoint),
     }
-    lines = [f"{key}={text}" for key, text in places.items() if text is not None]
-    lines.append(f"metrics={json.dumps(reduced(metrics, keep_all=True))}")
-    _print_both(
-        {**metrics, **places}, lines, evaluation_lines(metrics, run_dir or checkpoint), as_json
-    )
+    texts = {**places, "metrics": json.dumps(reduced(metrics, keep_all=True))}
+    table = evaluation_lines(metrics, run_dir or checkpoint)
+    _print_both({**metrics, **places}, texts, table, as_json)
 
 
 def _print_both(
-    values: Mapping[str, Any], lines: Sequence[str], table: Sequence[str], as_json: bool
+    values: Mapping[str, Any], texts: Mapping[str, Any], table: Sequence[str], as_json: bool
 ) -> None:
-    """Print the table to standard error, and the lines to standard output unless that is a terminal, too."""
+    """Print the table to standard error, and the values or texts to standard output unless that is a terminal, too."""
     if as_json or is_quiet() or not is_terminal(sys.stdout):
-        show(dict(values), lines, as_json)
+        lines = [f"{key}={text}" for key, text in texts.items() if text is not None]
+        show(values, lines, as_json)
     if not as_json:
         say("\n".join(table))
 
@@ -176,18 +174,6 @@ def _command_rows(commands: Sequence[str]) -> list[tuple[str, str]]:
     """The commands to use next, wrapped."""
     texts = [line for command in commands for line in wrap_command(command, COLUMN_OF_COMMANDS)]
     return [("" if number else "next", text) for number, text in enumerate(texts)]
-
-
-def _next_commands(
-    result: TrainResult, config: TrainConfig, code: Sequence[str], resume: Sequence[str]
-) -> list[str]:
-    """Commands to evaluate and extend the run; none if interrupted, since its resume is printed separately."""
-    from rl_training.experiment.run_folder import is_interruption
-
-    if is_interruption(result.stop_reason):
-        return []
-    commands = [program_command(*words, *code) for words in _evaluations(result, config)]
-    return [*commands, program_command(*resume, *_words_to_continue(result, config))]
 
 
 def _words_to_continue(result: TrainResult, config: TrainConfig) -> list[str]:
@@ -219,10 +205,6 @@ def _evaluations(result: TrainResult, config: TrainConfig) -> list[list[str]]:
     return [["eval", str(result.run_dir / "checkpoints" / "best" if is_better else result.run_dir)]]
 
 
-def _repeated(option: str, values: Sequence[str]) -> list[str]:
-    return [word for value in dict.fromkeys(values) for word in (option, value)]
-
-
 def train(options: TrainOptions, many: SeedOptions) -> None:
     """Train an agent: `train ppo CartPole-v1`, or `train --config FILE`.
 
@@ -248,11 +230,9 @@ def train(options: TrainOptions, many: SeedOptions) -> None:
         run_suffix=options.run_suffix,
         is_restart=options.resume_or_start,
     )
-    with explaining_failure(config, options.plugin, options.callback):
+    with explaining_failure(config, options):
         result = trainer.train()
-    report_training(
-        result, config, as_json=options.as_json, plugins=options.plugin, callbacks=options.callback
-    )
+    report_training(result, config, options)
 
 
 def _find_started(config: TrainConfig, run_suffix: str | None) -> ResumePlan | None:
@@ -308,15 +288,9 @@ def _continue(
     from rl_training.runtime.workflows import run_plan
 
     _say_if_over(plan)
-    with explaining_failure(plan.config, options.plugin, options.callback):
+    with explaining_failure(plan.config, options):
         result = run_plan(plan, callbacks=callbacks)
-    report_training(
-        result,
-        plan.config,
-        as_json=options.as_json,
-        plugins=options.plugin,
-        callbacks=options.callback,
-    )
+    report_training(result, plan.config, options)
 
 
 def _say_if_over(plan: ResumePlan) -> None:
@@ -333,15 +307,14 @@ def _say_if_over(plan: ResumePlan) -> None:
 def demo(output_dir: OutputDir = None, total_timesteps: DemoTimesteps = None) -> None:
     """Train PPO on CartPole-v1, evaluate it, and list commands to try next."""
     words = ["ppo", "CartPole-v1"]
-    config = resolve(
-        TrainOptions(words=words, output_dir=output_dir, total_timesteps=total_timesteps)
-    ).config
+    options = TrainOptions(words=words, output_dir=output_dir, total_timesteps=total_timesteps)
+    config = resolve(options).config
     say("Training PPO to balance a pole on a cart. The maximum return is 500.")
     from rl_training.runtime.run import run_training
     from rl_training.runtime.workflows import evaluate_checkpoint
 
     result = run_training(config)
-    report_training(result, config, proposes=False)
+    report_training(result, config, options, proposes=False)
     metrics = evaluate_checkpoint(result.checkpoint_path, num_episodes=20)
     score, spread = metrics["eval_return_mean"], metrics["eval_return_std"]
     put(
