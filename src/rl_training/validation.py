@@ -219,9 +219,10 @@ def _explain(
         number := spelled_out(detail["input"])
     ):
         message = f"should be a number: write {number}"
-    spelling = _spelling_of_alternative(cls, location)
-    if spelling is not None and detail["type"] in NEITHER:
-        message = f"should be a number, or {spelling}"
+    if detail["type"] in NEITHER and len(location) == 1:
+        for alternative in _config_classes(cls, key):
+            if alternative.spelling is not None:
+                message = f"should be a number, or {alternative.spelling}"
     if not key:
         return f"{owner}: ", message
     return f"bad value {brief(detail['input'])} for '{key}' of {owner}: ", message
@@ -251,16 +252,15 @@ def brief(value: object) -> str:
     )
 
 
-def _spelling_of_alternative(cls: type[FrozenConfig], location: Sequence[Any]) -> str | None:
-    """`spelling` of the config class that a setting accepts besides a number, if there is one."""
-    field = cls.model_fields.get(location[0]) if len(location) == 1 else None
-    members = getattr(field.annotation, "__args__", ()) if field is not None else ()
-    classes = [
+def _config_classes(cls: type[FrozenConfig], key: Any) -> list[type[FrozenConfig]]:
+    """The config classes whose objects a setting accepts."""
+    annotation = cls.model_fields[key].annotation if key in cls.model_fields else None
+    members = [annotation, *getattr(annotation, "__args__", ())]
+    return [
         member
         for member in members
         if isinstance(member, type) and issubclass(member, FrozenConfig)
     ]
-    return next((member.spelling for member in classes if member.spelling is not None), None)
 
 
 def _is_union_tag(part: Any) -> bool:
@@ -274,12 +274,10 @@ def _is_union_tag(part: Any) -> bool:
 
 
 def _nested_fields(cls: type[FrozenConfig], location: Sequence[Any]) -> list[str]:
+    """Keys of the mappings on the way to `location`."""
     fields: set[str] = set()
     for part in location:
-        annotation = cls.model_fields[part].annotation if part in cls.model_fields else None
-        members = [annotation, *getattr(annotation, "__args__", ())]
-        for member in members:
-            if isinstance(member, type) and issubclass(member, FrozenConfig):
-                fields.update(member.model_fields)
-                cls = member
+        for member in _config_classes(cls, part):
+            fields.update(member.model_fields)
+            cls = member
     return sorted(fields)

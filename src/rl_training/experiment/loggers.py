@@ -24,8 +24,8 @@ class LoggerSettings(FrozenConfig):
     logger: ClassVar[str]
     """Name of the logger in a configuration."""
 
-    def missing_modules(self) -> list[str]:
-        """Modules that are needed and not installed."""
+    def needed_modules(self) -> list[str]:
+        """Modules that an extra installs."""
         return []
 
 
@@ -56,9 +56,9 @@ class WandbSettings(TrackerSettings):
     mode: Literal["online", "offline"] | None = None
     """`offline` writes to the run folder only; null: the environment variable WANDB_MODE, or online."""
 
-    def missing_modules(self) -> list[str]:
-        """`wandb`, if it is not installed."""
-        return _missing(["wandb"])
+    def needed_modules(self) -> list[str]:
+        """The client."""
+        return ["wandb"]
 
 
 class MlflowSettings(TrackerSettings):
@@ -81,10 +81,10 @@ class MlflowSettings(TrackerSettings):
             )
         return value
 
-    def missing_modules(self) -> list[str]:
-        """`mlflow`, and what its databases need, if they are not installed."""
+    def needed_modules(self) -> list[str]:
+        """The client, and the packages of its databases."""
         needs_database = self.tracking_uri is None or self.tracking_uri.startswith("sqlite:")
-        return _missing(["mlflow", *(["sqlalchemy", "alembic"] if needs_database else [])])
+        return ["mlflow", "sqlalchemy", "alembic"] if needs_database else ["mlflow"]
 
 
 LOGGERS: dict[str, type[LoggerSettings]] = {
@@ -142,14 +142,9 @@ def _plain(settings: LoggerSettings) -> str | dict[str, dict[str, Any]]:
 def check_installed(loggers: PlainLoggers) -> None:
     """Raise a `ConfigError` that names the extra of a logger whose package is missing."""
     for settings in parse_loggers(loggers):
-        missing = settings.missing_modules()
-        if missing:
-            raise ConfigError(
-                f"logger {settings.logger} needs {missing[0]}: {install_extra(settings.logger)}"
-            )
-
-
-def _missing(modules: list[str]) -> list[str]:
-    # A folder without code, such as the `wandb` that wandb makes in the working directory, is found without origin.
-    specs = {name: importlib.util.find_spec(name) for name in modules}
-    return [name for name, spec in specs.items() if spec is None or spec.origin is None]
+        for name in settings.needed_modules():
+            spec = importlib.util.find_spec(name)
+            # A folder without code, as the `wandb` that wandb makes in the working directory, has no origin.
+            if spec is None or spec.origin is None:
+                remedy = install_extra(settings.logger)
+                raise ConfigError(f"logger {settings.logger} needs {name}: {remedy}")
