@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from rl_training.errors import CheckpointError, RLTrainingError
 
@@ -155,3 +157,16 @@ def read_limited(path: Path, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise CheckpointError(f"'{path}' is damaged: it is larger than {max_bytes:,} bytes")
     return data
+
+
+def read_object(path: Path, max_bytes: int) -> dict[str, Any]:
+    """The JSON object in a file; empty if the file is missing, damaged, being written or larger than `max_bytes`."""
+    with contextlib.suppress(CheckpointError, ValueError, RecursionError):
+        values = json.loads(read_limited(path, max_bytes))
+        return values if isinstance(values, dict) else {}
+    return {}
+
+
+def short_checksum(text: str) -> str:
+    """A checksum against accidents: the first 16 digits of SHA-256."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +12,10 @@ from rl_training.errors import CheckpointError
 from rl_training.files import (
     TEMPORARY,
     read_limited,
+    read_object,
     remove,
     replace_synced,
+    short_checksum,
     translate_write_errors,
 )
 
@@ -62,17 +62,13 @@ def read_pointer(pointer: Path) -> list[str]:
     words = text.split()
     num_words = 2 if pointer.name == "best" else 1
     is_cut = num_words == 2 and not text.endswith("\n")  # a truncated score is still a number
-    if is_cut or (len(words) > num_words and words[-1] != _checksum(" ".join(words[:-1]))):
+    if is_cut or (len(words) > num_words and words[-1] != short_checksum(" ".join(words[:-1]))):
         raise CheckpointError(f"'{pointer}' is damaged: its checksum differs")
     if not words or not CHECKPOINT_NAME.fullmatch(words[0]):
         raise CheckpointError(
             f"'{pointer}' points at '{text.strip():.100}', which is not a checkpoint beside it"
         )
     return words[:num_words]  # the checksum is optional: a pointer written by hand has none
-
-
-def _checksum(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class CheckpointFolder:
@@ -156,7 +152,7 @@ class CheckpointFolder:
         """Write `text` and its checksum to the `last` or `best` file."""
         path = self._folder / name
         with translate_write_errors(path, CheckpointError):
-            replace_synced(path, f"{text} {_checksum(text)}\n".encode(), self._workspace)
+            replace_synced(path, f"{text} {short_checksum(text)}\n".encode(), self._workspace)
 
     def _words(self, name: str) -> list[str]:
         """Content of a `last` or `best` file; empty if it is missing or damaged."""
@@ -187,8 +183,6 @@ class CheckpointFolder:
 def last_metadata(run_dir: Path) -> dict[str, Any]:
     """Metadata of a run's last checkpoint: machine, threads, why it is not exact. Empty if it cannot be read."""
     last = CheckpointFolder(run_dir / "checkpoints").last
-    with contextlib.suppress(CheckpointError, OSError, ValueError, RecursionError, AttributeError):
-        if last is not None:
-            found = json.loads(read_limited(last / MANIFEST, MAX_MANIFEST_BYTES)).get("metadata")
-            return found if isinstance(found, dict) else {}
-    return {}
+    manifest = {} if last is None else read_object(last / MANIFEST, MAX_MANIFEST_BYTES)
+    metadata = manifest.get("metadata")
+    return metadata if isinstance(metadata, dict) else {}

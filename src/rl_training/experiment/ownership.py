@@ -26,8 +26,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from rl_training.errors import CheckpointError, ReplacedError, RLTrainingError, RunOwnedError
-from rl_training.files import read_limited, remove, translate_write_errors, write_new
+from rl_training.errors import ReplacedError, RLTrainingError, RunOwnedError
+from rl_training.files import read_object, remove, translate_write_errors, write_new
 
 OWNER_FOLDER = "owner"
 HEARTBEAT = "heartbeat"
@@ -88,13 +88,8 @@ def read_owner(run_dir: Path) -> Owner | None:
     if not files:
         return None
     attempt = max(files)
-    values: Any = None
-    with contextlib.suppress(
-        CheckpointError, ValueError, RecursionError
-    ):  # being written, or damaged
-        values = json.loads(read_limited(files[attempt], MAX_BYTES))
+    known = read_object(files[attempt], MAX_BYTES)
     types = {"host": str, "pid": int, "machine": str, "started": str, "since": str, "folder": str}
-    known = values if isinstance(values, dict) else {}
     found: dict[str, Any] = {
         name: known[name] for name, kind in types.items() if isinstance(known.get(name), kind)
     }
@@ -157,13 +152,7 @@ def heartbeat_age(run_dir: Path, owner: Owner, now: float | None = None) -> floa
 
 def read_heartbeat(run_dir: Path, owner: Owner) -> dict[str, Any]:
     """Step, total and steps per second in the owner's last heartbeat; empty if there is none."""
-    with contextlib.suppress(CheckpointError, ValueError, RecursionError):
-        values = json.loads(
-            read_limited(workspace_of(run_dir, owner.attempt) / HEARTBEAT, MAX_BYTES)
-        )
-        if isinstance(values, dict):
-            return values
-    return {}
+    return read_object(workspace_of(run_dir, owner.attempt) / HEARTBEAT, MAX_BYTES)
 
 
 def refuse_owned(run_dir: Path) -> None:

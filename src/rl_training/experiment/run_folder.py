@@ -39,10 +39,20 @@ from rl_training.experiment.ownership import (
     acquire,
 )
 from rl_training.experiment.yaml_text import dump_yaml, is_unedited, sign
-from rl_training.files import read_limited, remove, replace_synced, translate_write_errors
+from rl_training.files import (
+    read_limited,
+    read_object,
+    remove,
+    replace_synced,
+    translate_write_errors,
+)
 
 MAX_METADATA_BYTES = 1 << 24
 INTERRUPTED = "interrupted by "
+INTERRUPTIONS = {
+    INTERRUPTED + source for source in (*signal.Signals.__members__, STOP_REQUEST, REPLACED)
+}
+"""Reasons of a stop that leaves more to do; a callback's reason may begin with the same words."""
 LOG_FILES = ("metrics.jsonl", "evaluations.jsonl", TIMING_NAME, LOG_NAME)
 RUN_FOLDERS = ("tensorboard", "wandb", "checkpoints", OWNER_FOLDER)
 RUN_FILES = {"config.yaml", "metadata.json", *LOG_FILES, *RUN_FOLDERS, STOP_FILE}
@@ -160,12 +170,8 @@ class TrainingRun:
         )
 
     def metadata(self) -> dict[str, Any]:
-        """Content of `metadata.json`; empty if it is missing or damaged."""
-        metadata: Any = {}
-        # A damaged file must not prevent a resume.
-        with contextlib.suppress(CheckpointError, ValueError, RecursionError):
-            metadata = json.loads(read_limited(self.run_dir / "metadata.json", MAX_METADATA_BYTES))
-        return metadata if isinstance(metadata, dict) else {}
+        """Content of `metadata.json`; empty if it is missing or damaged, which must not prevent a resume."""
+        return read_object(self.run_dir / "metadata.json", MAX_METADATA_BYTES)
 
     def _write(self, name: str, text: str) -> None:
         path = self.run_dir / name
@@ -266,10 +272,7 @@ def _clear(run: TrainingRun) -> None:
 
 def is_interruption(stop_reason: object) -> bool:
     """Whether a run was interrupted, by a signal or a stop file: it has more to do, and resuming continues it."""
-    reason = stop_reason.removeprefix(INTERRUPTED) if isinstance(stop_reason, str) else None
-    return reason != stop_reason and (
-        reason in signal.Signals.__members__ or reason in (STOP_REQUEST, REPLACED)
-    )
+    return isinstance(stop_reason, str) and stop_reason in INTERRUPTIONS
 
 
 def _loaded_code() -> list[str]:
@@ -282,12 +285,9 @@ def _loaded_code() -> list[str]:
 
 def interrupting_signal(stop_reason: str | None) -> signal.Signals | None:
     """The signal that ended a run; None if none did."""
-    if not isinstance(stop_reason, str) or not stop_reason.startswith(
-        INTERRUPTED
-    ):  # damaged metadata may hold any type
-        return None
-    # A callback's reason may begin with the same words.
-    return signal.Signals.__members__.get(stop_reason.removeprefix(INTERRUPTED))
+    return next(
+        (number for number in signal.Signals if stop_reason == INTERRUPTED + number.name), None
+    )
 
 
 def safe_name(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import yaml
 
 from rl_training.errors import ConfigError
+from rl_training.files import short_checksum
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 50
@@ -67,17 +67,13 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
 
 def sign(text: str) -> str:
     """The text with a last line that shows later whether it was edited."""
-    return f"{text}{CHECKSUM_LINE}{_checksum(text)}\n"
+    return f"{text}{CHECKSUM_LINE}{short_checksum(text)}\n"
 
 
 def is_unedited(text: str) -> bool:
     """Whether the last line of a signed text still fits the rest."""
     text, _, checksum = text.rpartition(CHECKSUM_LINE)
-    return checksum.strip() == _checksum(text)
-
-
-def _checksum(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return checksum.strip() == short_checksum(text)
 
 
 class _Loader(yaml.SafeLoader):
