@@ -88,13 +88,15 @@ class DefaultExperimentManager:
         an environment again whose id begins with `python:`.
         """
         callbacks = CallbackList(callbacks)
-        flags: dict[str, Any] = {
-            "total_timesteps": total_timesteps,
-            "output_dir": output_dir,
-            "eval_episodes": eval_episodes,
-        }
-        given = {"env": env, "eval_env": eval_env}
         plan = plan_resume(
-            checkpoint_path, rewind=rewind, schedules=schedules, changes=changes, **given, **flags
+            checkpoint_path,
+            rewind=rewind,
+            schedules=schedules,
+            changes=changes,
+            env=env,
+            eval_env=eval_env,
+            total_timesteps=total_timesteps,
+            output_dir=output_dir,
+            eval_episodes=eval_episodes,
         )
         return PreparedRun(partial(run_plan, plan, callbacks=callbacks))

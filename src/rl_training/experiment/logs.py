@@ -67,18 +67,10 @@ class EvaluationFile(JsonlFile):
         successes: Sequence[bool | None],
     ) -> None:
         """Append an evaluation; `successes` is omitted if no episode reports success."""
-        reported = (
-            {"successes": list(successes)}
-            if any(success is not None for success in successes)
-            else {}
-        )
-        episodes = {
-            "seeds": list(seeds),
-            "returns": list(returns),
-            "lengths": list(lengths),
-            **reported,
-        }
-        self.append_line({"global_step": step, **episodes})
+        line = {"global_step": step, "seeds": seeds, "returns": returns, "lengths": lengths}
+        if any(success is not None for success in successes):
+            line["successes"] = successes
+        self.append_line(line)
 
 
 class TensorboardSink(AppendedFile):
