@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_cli import PPO, Call, answer_of, call, finished_run, run, spawn
+from test_cli import Call, call, finished_run, run
 
 from rl_training import TrainConfig
-from rl_training.errors import ConfigError
 from rl_training.experiment.config import load_config_file, parse_overrides
 
 __all__ = ["call", "finished_run", "run"]
@@ -60,18 +59,11 @@ class TestRun:
 
 
 class TestNumbersOfSteps:
-    def test_a_flag_takes_scientific_notation(self, call: Call) -> None:
-        rows = json.loads(
-            call("config", "ppo", "CartPole-v1", "--total-timesteps", "1e6", "--json").out
-        )
-        assert rows["total_timesteps"]["value"] == 1_000_000
-        assert isinstance(rows["total_timesteps"]["value"], int)
-
-    @pytest.mark.parametrize("text", ["1e3", "1E3", "1_000", "1000", "1.0e3", "1000.0"])
+    @pytest.mark.parametrize("text", ["1e3", "1E3", "1_000", "1.0e3", "1000.0"])
     def test_every_spelling_everywhere(self, call: Call, tmp_path: Path, text: str) -> None:
         for words in (["--total-timesteps", text], [f"total_timesteps={text}"]):
             rows = json.loads(call("config", "ppo", "CartPole-v1", *words, "--json").out)
-            assert rows["total_timesteps"]["value"] == 1000, words
+            assert repr(rows["total_timesteps"]["value"]) == "1000", words
         (tmp_path / "c.yaml").write_text(
             f"total_timesteps: {text}\nalgo_kwargs: {{num_steps: {text}}}\n"
         )
@@ -127,10 +119,6 @@ class TestGivenTwice:
     def test_two_keys_of_one_mapping_are_two_keys(self) -> None:
         words = ["algo_kwargs={gamma: 0.9}", "algo_kwargs.tau=0.8"]
         assert parse_overrides(words) == {"algo_kwargs": {"gamma": 0.9, "tau": 0.8}}
-
-    def test_a_plain_value_has_no_parts(self) -> None:
-        with pytest.raises(ConfigError, match="already has a value"):
-            parse_overrides(["seed=1", "seed.deep=2"])
 
     def test_quiet_stands_anywhere(self, call: Call) -> None:
         for words in (["-q", "config"], ["config", "-q"]):
@@ -229,21 +217,14 @@ class TestHelp:
         assert "checkpoint" not in call("algos", "--help").out
 
 
-class TestLists:
-    def test_fit_eighty_columns(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+class TestHelpOnTerminals:
+    def test_lists_fit_eighty_columns(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("COLUMNS", "80")
         algos, presets = call("algos"), call("presets")
         for line in [*algos.out.splitlines(), *presets.out.splitlines(), *presets.err.splitlines()]:
             assert len(line) <= 80
         assert all(line[:20].strip() == "" or line[19] == " " for line in algos.out.splitlines())
-        assert presets.out.splitlines()[0].split() == ["preset", "environment", "steps", "score"]
-        assert (
-            call("algos", "sac").out.splitlines()[0]
-            == "set as NAME=VALUE; in a file under algo_kwargs"
-        )
 
-
-class TestHelpOnTerminals:
     def test_uses_the_width_of_the_terminal(
         self, call: Call, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -252,14 +233,3 @@ class TestHelpOnTerminals:
             longest = max(len(line) for line in call("train", "--help").out.splitlines())
             assert longest <= width
             assert longest > width - 25, width
-
-    def test_every_command_says_how_it_is_written(self, tmp_path: Path) -> None:
-        for command in ("eval", "resume", "plot"):
-            answer = answer_of(
-                spawn(tmp_path, sys.executable, "-m", "rl_training", command, "--help")
-            )
-            assert "RUN" in answer.out.splitlines()[0] + answer.out.splitlines()[1]
-
-
-def test_the_words_of_a_run_are_not_lost(call: Call) -> None:
-    assert call("train", *PPO, "--run-suffix", "x", "--total-timesteps", "1e2").code == 2
