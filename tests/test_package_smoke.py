@@ -47,16 +47,6 @@ def test_no_algorithm_is_singled_out_by_name_outside_the_registry() -> None:
                 assert not values & names, f"{path}:{node.lineno} compares with an algorithm's name"
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
-    code = "import sys, rl_training; print(sorted(sys.modules)); rl_training.TrainConfig; print(sorted(sys.modules))"
-    answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    imported, used = (set(ast.literal_eval(line)) for line in answer.stdout.splitlines())
-    assert "pydantic" not in imported
-    assert not {"torch", "gymnasium", "tensorboard", "matplotlib"} & used
-
-
 def test_every_module_imports_and_says_what_it_is_for() -> None:
     for path in SOURCE.rglob("*.py"):
         parts = path.relative_to(SOURCE.parent).with_suffix("").parts

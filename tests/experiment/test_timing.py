@@ -166,16 +166,3 @@ def test_records_join_times_with_metrics(tmp_path: Path) -> None:
     )
     assert RunRecord(run_dir).curve("wall_time") == ([], [])
     assert len(RunRecord(run_dir).metrics) == len(lines)
-
-
-def test_tensorboard_shows_the_rate(tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    run_dir = run_training(small_config("ppo", tmp_path, **RUN)).run_dir
-    events = accumulator.EventAccumulator(str(run_dir / "tensorboard"))
-    events.Reload()
-    rated = [line for line in lines_of(run_dir) if line["steps_per_second"] is not None]
-    points = [(event.step, event.value) for event in events.Scalars("time/steps_per_second")]
-    assert points == [
-        (line["global_step"], pytest.approx(line["steps_per_second"])) for line in rated
-    ]
-    assert {event.value for event in events.Scalars("train/learning_rate")} != set()
