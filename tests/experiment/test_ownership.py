@@ -9,9 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import warm
@@ -21,6 +22,7 @@ from run_tools import StopAt, assert_same_checkpoint, contents
 from rl_training.cli import main
 from rl_training.errors import ReplacedError, RLTrainingError, RunExistsError, RunOwnedError
 from rl_training.experiment.checkpoint_folder import CheckpointFolder
+from rl_training.experiment.config import serialize_train_config
 from rl_training.experiment.default_manager import DefaultExperimentManager
 from rl_training.experiment.ownership import (
     Lease,
@@ -35,6 +37,7 @@ from rl_training.experiment.ownership import (
     this_machine,
 )
 from rl_training.experiment.run_folder import is_interruption, run_name
+from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.files import AppendedFile, replace_synced
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import resume_training
@@ -69,6 +72,13 @@ def pretend(run_dir: Path, attempt: int = 1, **values: object) -> Path:
 def make_stale(workspace: Path) -> None:
     for path in (workspace / "heartbeat", workspace.with_suffix(".json")):
         os.utime(path, (0, 0))
+
+
+def at_once(count: int, refusals: Any, function: Callable[[], Any]) -> list[Any]:
+    """What the calls in `count` threads return, without those that are refused."""
+    with ThreadPoolExecutor(count) as pool:
+        calls = [pool.submit(function) for _ in range(count)]
+    return [call.result() for call in calls if not isinstance(call.exception(), refusals)]
 
 
 class TestAcquire:
@@ -108,23 +118,8 @@ class TestAcquire:
     def test_of_many_at_once_one_wins(self, tmp_path: Path) -> None:
         workspace = pretend(tmp_path)
         make_stale(workspace)
-        won: list[Lease] = []
-        lost: list[RunOwnedError] = []
-
-        def contend() -> None:
-            try:
-                won.append(acquire(tmp_path))
-            except RunOwnedError as error:
-                lost.append(error)
-
-        threads = [threading.Thread(target=contend) for _ in range(12)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(won) == 1
-        assert len(lost) == 11
-        won[0].release()
+        (lease,) = at_once(12, RunOwnedError, lambda: acquire(tmp_path))
+        lease.release()
 
     def test_another_machines_owner_is_judged_by_its_heartbeat(self, tmp_path: Path) -> None:
         workspace = pretend(tmp_path)
@@ -262,23 +257,13 @@ class TestRuns:
 
     def test_resume_or_start_at_the_same_moment_trains_once(self, tmp_path: Path) -> None:
         config = small_config("ppo", tmp_path)
-        results: list[object] = []
-
-        def start() -> None:
-            try:
-                results.append(
-                    DefaultExperimentManager().resume_or_start(config, run_suffix="x").train()
-                )
-            except (RunOwnedError, RunExistsError) as error:
-                results.append(error)
-
-        threads = [threading.Thread(target=start) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        manager = DefaultExperimentManager()
+        assert at_once(
+            3,
+            (RunOwnedError, RunExistsError),
+            lambda: manager.resume_or_start(config, run_suffix="x").train(),
+        )
         (run_dir,) = tmp_path.iterdir()
-        assert [result for result in results if not isinstance(result, RLTrainingError)]
         reference = run_training(
             config.replace(output_dir=tmp_path.parent / f"{tmp_path.name}-whole")
         )
@@ -323,24 +308,8 @@ def test_a_suspended_process_that_was_replaced_wakes_up_and_leaves_without_a_tra
     config = small_config(
         "ppo", tmp_path / "runs", total_timesteps=8_000, checkpoint_interval=256, log_interval=64
     )
-    settings = [f"{key}={json.dumps(value)}" for key, value in config.algo_kwargs.items()]
-    train = [
-        *("train", "ppo", "CartPole-v1", "--no-preset", "--output-dir", str(config.output_dir)),
-        *(
-            "--run-suffix",
-            "x",
-            "total_timesteps=8000",
-            "checkpoint_interval=256",
-            "log_interval=64",
-            "seed=1",
-        ),
-        *(
-            "eval_episodes=2",
-            "num_threads=1",
-            "compile=false",
-            *(f"algo_kwargs.{text}" for text in settings),
-        ),
-    ]
+    (tmp_path / "config.yaml").write_text(dump_yaml(serialize_train_config(config)))
+    train = ["train", "--config", "config.yaml", "--run-suffix", "x"]
     first = warm.start(train, tmp_path, **{STALE: "2"})
     run_dir = config.output_dir / run_name(config, "x")
     try:

@@ -109,18 +109,6 @@ class Colour(enum.IntEnum):
         (LOOP, "nested deeper than"),
         (TWICE, "more than [0-9,]+ values"),
     ],
-    ids=[
-        "object",
-        "named tuple",
-        "enum",
-        "objects",
-        "records",
-        "masked",
-        "generator",
-        "sparse",
-        "loop",
-        "doubling",
-    ],
 )
 def test_what_cannot_be_saved_is_named_with_its_place(
     value: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -135,6 +123,12 @@ def test_state_that_is_larger_than_a_manifest_may_be_is_read_again(tmp_path: Pat
     words = {f"key {index}": ["some text", index, {"x": 0.5}] for index in range(10_000)}
     assert_identical(through_a_file(words, tmp_path), words)
     assert (tmp_path / "c" / "manifest.json").stat().st_size < 10_000
+
+
+def test_long_lists_are_not_in_the_manifest(tmp_path: Path) -> None:
+    rows = [[index / 7] * 1000 for index in range(200)]
+    assert_identical(through_a_file(rows, tmp_path), rows)
+    assert (tmp_path / "c" / "manifest.json").stat().st_size < 100_000
 
 
 def test_a_limit_holds_for_reading_as_for_writing(
@@ -241,6 +235,9 @@ def test_a_forged_large_state_is_refused(plain: Any, tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "c")
 
 
+STATE = ("count", "big", "fine", "z", "raw", "seen", "$key", "rows", "by_number")
+
+
 class RichEnv(gym.Env[Any, Any]):
     """Holds values of many types as attributes, or returns them from `get_state`; the reward depends on them all."""
 
@@ -289,33 +286,11 @@ class RichEnv(gym.Env[Any, Any]):
         return np.array([self.count, self.big[1]], np.float32)
 
     def _get_state(self) -> Any:
-        named = {"$key": vars(self)["$key"]}
-        return (
-            self.big,
-            self.fine,
-            self.z,
-            self.raw,
-            self.seen,
-            named,
-            self.rows,
-            self.by_number,
-            self.count,
-        )
+        return tuple(vars(self)[name] for name in STATE)
 
     def _set_state(self, state: Any) -> None:
         assert type(state) is tuple
-        (
-            self.big,
-            self.fine,
-            self.z,
-            self.raw,
-            self.seen,
-            named,
-            self.rows,
-            self.by_number,
-            self.count,
-        ) = state
-        vars(self)["$key"] = named["$key"]
+        vars(self).update(zip(STATE, state, strict=True))
 
 
 @pytest.mark.parametrize("own_state", [False, True])
@@ -334,16 +309,6 @@ def test_a_run_in_an_environment_of_many_types_resumes_exactly(
     resumed = resume_training(stopped.run_dir)
     assert load_checkpoint(resumed.run_dir).metadata["exactness"] == "exact"
     assert_same_end(whole, resumed)
-
-
-def test_long_lists_of_two_hundred_environments_are_read_again(tmp_path: Path) -> None:
-    environments = [
-        {"own": [[index / 7 + row] * 1000 for row in range(10)]} for index in range(200)
-    ]
-    read = through_a_file(environments, tmp_path)
-    assert read == environments
-    assert type(read[0]["own"][0][0]) is float
-    assert (tmp_path / "c" / "manifest.json").stat().st_size < 1_000_000
 
 
 class ObjectEnv(RichEnv):

@@ -415,19 +415,16 @@ class TestContinuing:
         (run,) = mlflow_runs(store)
         assert_tracked(mlflow_rows(store, run), run_dir)
 
-    def test_runs_of_a_study_are_grouped_by_its_name(
-        self, tmp_path: Path, empty_store: Path
-    ) -> None:
-        shutil.copy(empty_store, tmp_path / "mlflow.db")
-        uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    def test_runs_of_a_study_are_grouped_by_its_name(self, tmp_path: Path, store: Path) -> None:
+        uri = f"sqlite:///{store}"
         base = small_config("ppo", tmp_path, **RUN, loggers=[{"mlflow": {"tracking_uri": uri}}])
         Study(base, seeds=[0, 1], name="pair", output_dir=tmp_path / "studies").run(jobs=2)
-        runs = mlflow_runs(tmp_path / "mlflow.db")
+        runs = mlflow_runs(store)
         assert [run.data.tags["group"] for run in runs] == ["pair", "pair"]
         assert {run.data.params["seed"] for run in runs} == {"0", "1"}
         for run in runs:
             run_dir = Path(run.data.tags["folder"])
-            assert mlflow_rows(tmp_path / "mlflow.db", run) == file_rows(run_dir)
+            assert mlflow_rows(store, run) == file_rows(run_dir)
 
 
 class FailingTracker:

@@ -26,7 +26,6 @@ from rl_training.experiment.checkpointing import resolve_checkpoint, verify_chec
 from rl_training.experiment.logs import JsonlSink, TensorboardSink, read_metrics
 from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.plugins import user_code
-from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.run import run_training
 from rl_training.runtime.run_utils import create_training_run, serialize_train_config
 from rl_training.runtime.trainer import TrainerState
@@ -62,27 +61,16 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-class FillAt(Callback):
+class FillAt(StopAt):
     """Fills the disk with one file when a step is reached, up to a number of bytes that are left free."""
 
     def __init__(self, disk: Path, step: int, event: str = "collect", leave_bytes: int = 0) -> None:
-        self.ballast, self.step, self.event, self.leave_bytes = (
-            disk / "ballast",
-            step,
-            event,
-            leave_bytes,
-        )
+        super().__init__(step, event)
+        self.ballast, self.leave_bytes = disk / "ballast", leave_bytes
 
-    def on_collect_end(self, trainer: TrainerState, result: object) -> None:
-        if (
-            self.event == "collect"
-            and trainer.global_step >= self.step
-            and not self.ballast.exists()
-        ):
-            fill(self.ballast, self.leave_bytes)
-
-    def on_eval_end(self, trainer: TrainerState, metrics: object) -> None:
-        if self.event == "eval" and trainer.global_step >= self.step and not self.ballast.exists():
+    def _check(self, trainer: TrainerState, event: str) -> None:
+        is_due = event == self.event and trainer.global_step >= self.step
+        if is_due and not self.ballast.exists():
             fill(self.ballast, self.leave_bytes)
 
 
@@ -201,15 +189,11 @@ def test_a_line_of_the_log_that_does_not_fit_is_an_error_and_taken_back(disk: Pa
 
 @pytest.mark.parametrize("kind", ["jsonl", "tensorboard"])
 def test_a_line_that_does_not_fit_is_taken_back(kind: str, disk: Path) -> None:
-    sink = (
-        JsonlSink(disk / "metrics.jsonl")
-        if kind == "jsonl"
-        else TensorboardSink(disk / "tensorboard")
-    )
+    sink: Any = JsonlSink(disk / "metrics.jsonl")
+    if kind == "tensorboard":
+        sink = TensorboardSink(disk / "tensorboard")
     fill(disk / "ballast")
-    (file,) = [
-        path for path in disk.rglob("*") if path.name == "metrics.jsonl" or "tfevents" in path.name
-    ]
+    file = sink.path
     line = {f"metric_{index}": float(index) for index in range(20)}
     sizes = [file.stat().st_size]
     for step in range(100):

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,11 @@ def use_in_every_way(path: Path) -> None:
             continue
 
 
-def refuse_everywhere(path: Path, match: str) -> None:
+def refuse_everywhere(
+    path: Path, match: str | None, kind: type[Exception] = RLTrainingError
+) -> None:
     for use in (load_checkpoint, load_algorithm, evaluate_checkpoint, plan_resume):
-        with pytest.raises(RLTrainingError, match=match):
+        with pytest.raises(kind, match=match):
             use(path)
 
 
@@ -105,9 +108,7 @@ def test_a_pickle_is_never_opened(
     if is_signed and name.endswith(".safetensors"):
         sign_file(checkpoint, name)
     target = place if name == "policy.pt" else ppo_run
-    for use in (load_checkpoint, load_algorithm, evaluate_checkpoint, plan_resume):
-        with pytest.raises(CheckpointError):
-            use(target)
+    refuse_everywhere(target, None, CheckpointError)
     pickle.loads(data)  # the payload does work
     assert (tmp_path / "harm").is_dir()
 
@@ -210,14 +211,12 @@ def test_deep_nesting_is_refused(ppo_run: Path, opening: str, levels: int, place
         path.write_text(nested)
     else:
         tree = json.loads(nested)
-        targets = {
-            "config": lambda manifest: manifest["config"]["env_kwargs"],
-            "metadata": lambda manifest: manifest["metadata"],
-            "state": lambda manifest: manifest["sections"]["trainer"]["plain"],
+        places = {
+            "config": ("config", "env_kwargs"),
+            "metadata": ("metadata",),
+            "state": ("sections", "trainer", "plain"),
         }
-        forge_manifest_deeply(
-            path.parent, lambda manifest: targets[place](manifest).update(deep=tree)
-        )
+        forge_manifest_deeply(path.parent, set_at(*places[place], deep=tree))
     refuse_everywhere(ppo_run, "nested|damaged|schema version")
 
 
@@ -354,32 +353,25 @@ def snapshot(path: Path) -> dict[str, bytes]:
 # Absurd sizes, in a process that may not have more than a few gigabytes
 
 
-def set_config(**changes: Any) -> Callable[[dict[str, Any]], None]:
-    return lambda manifest: manifest["config"].update(changes)
+def set_at(*place: str, **changes: Any) -> Callable[[dict[str, Any]], None]:
+    """A change of values within a manifest."""
+
+    def change(manifest: dict[str, Any]) -> None:
+        for key in place:
+            manifest = manifest[key]
+        manifest.update(changes)
+
+    return change
 
 
-def set_algo(**changes: Any) -> Callable[[dict[str, Any]], None]:
-    return lambda manifest: manifest["config"]["algo_kwargs"].update(changes)
-
-
-def set_obs(**changes: Any) -> Callable[[dict[str, Any]], None]:
-    return lambda manifest: manifest["sections"]["algorithm"]["plain"]["spaces"]["obs"].update(
-        changes
-    )
-
-
-def set_action(**changes: Any) -> Callable[[dict[str, Any]], None]:
-    return lambda manifest: manifest["sections"]["algorithm"]["plain"]["spaces"]["action"].update(
-        changes
-    )
-
-
-def set_session(**changes: Any) -> Callable[[dict[str, Any]], None]:
-    return lambda manifest: manifest["sections"]["trainer"]["plain"]["session"].update(changes)
-
-
+set_config = partial(set_at, "config")
+set_algo = partial(set_at, "config", "algo_kwargs")
+set_obs, set_action = (
+    partial(set_at, "sections", "algorithm", "plain", "spaces", kind) for kind in ("obs", "action")
+)
+set_session = partial(set_at, "sections", "trainer", "plain", "session")
 ABSURD: dict[str, Callable[[dict[str, Any]], object]] = {
-    "bytes": lambda manifest: manifest["sections"]["algorithm"].update(bytes=10**18),
+    "bytes": set_at("sections", "algorithm", bytes=10**18),
     "rows": lambda manifest: manifest["segments"][0].update(rows=10**18),
     "hidden sizes": set_algo(hidden_sizes=[10**9, 10**9]),
     "wide layer": set_algo(hidden_sizes=[200_000]),
@@ -389,7 +381,7 @@ ABSURD: dict[str, Callable[[dict[str, Any]], object]] = {
         manifest["config"].update(num_threads=10**6),
         manifest["metadata"].clear(),
     ),
-    "execution": lambda manifest: manifest["metadata"]["execution"].update(num_threads=10**6),
+    "execution": set_at("metadata", "execution", num_threads=10**6),
     "buffer_capacity": set_algo(buffer_capacity=10**12),
     "buffer_capacity 10**30": set_algo(buffer_capacity=10**30),
     "num_steps": set_algo(num_steps=10**12),
