@@ -72,27 +72,20 @@ class TestNumbersOfSteps:
         )
         assert config.total_timesteps == 1000
 
-    @pytest.mark.parametrize("text", ["1.5", "1e-3", "2.5e0"])
-    def test_a_part_of_a_step_is_refused(self, call: Call, text: str) -> None:
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [("1.5", "whole number"), ("1e-3", "whole number"), ("1.5M", "write 1500000")],
+    )
+    def test_a_part_of_a_step_and_a_letter_are_refused(
+        self, call: Call, text: str, message: str
+    ) -> None:
         for words in (["--total-timesteps", text], [f"total_timesteps={text}"]):
             answer = call("config", "ppo", "CartPole-v1", *words)
-            assert answer.code == 2
-            assert "whole number" in answer.err
+            assert (answer.code, message in answer.err) == (2, True)
 
-    def test_a_letter_is_no_number_and_the_number_is_named(self, call: Call) -> None:
-        for words in (["--total-timesteps", "1.5M"], ["total_timesteps=1.5M"]):
-            assert "write 1500000" in call("config", "ppo", "CartPole-v1", *words).err
-
-    @pytest.mark.parametrize("text", ["1e400", "nan", "many", ""])
+    @pytest.mark.parametrize("text", ["1e400", "nan", "", "0", "1.5"])
     def test_no_number_is_refused(self, call: Call, text: str) -> None:
-        answer = call("config", "ppo", "CartPole-v1", "--total-timesteps", text)
-        assert (answer.code, "--total-timesteps" in answer.err) == (2, True)
-
-    @pytest.mark.parametrize(
-        "words", [["doctor", "--env", "CartPole-v1", "--steps", "0"], ["doctor", "--steps", "1.5"]]
-    )
-    def test_a_bound_still_holds(self, call: Call, words: list[str]) -> None:
-        answer = call(*words)
+        answer = call("doctor", "--env", "CartPole-v1", "--steps", text)
         assert (answer.code, "--steps" in answer.err) == (2, True)
 
 
