@@ -20,7 +20,6 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import warm
-import yaml
 from run_tools import contents
 from terminals import use_terminal
 
@@ -251,16 +250,14 @@ class TestTrain:
         )
         assert "a step" in source
         (tmp_path / "walk.py").write_text(source)
-        answer = call(
-            "train",
-            "ppo",
-            "walk.py:Walk",
+        steps = [
             "total_timesteps=2",
-            "algo_kwargs.num_steps=2",
-            *SMALL,
-            "--json",
-        )
+            "algo_kwargs.num_steps=1",
+        ]  # one step has no variance to explain
+        words = [*steps, "algo_kwargs.normalize_advantage=false", *SMALL, "--json"]
+        answer = call("train", "ppo", "walk.py:Walk", *words)
         assert len(answer.out.splitlines()) == 1
+        json.loads(answer.out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
         values = json.loads(answer.out)
         assert list(values) == ["run_dir", "checkpoint_path", "metrics", "stop_reason"]
         assert values["metrics"]["global_step"] == 2
@@ -269,46 +266,22 @@ class TestTrain:
         assert "a step" in answer.err
 
     def test_flags_and_overrides_land_in_the_runs_config(self, call: Call) -> None:
-        answer = call(
-            "train",
-            *PPO[:2],
-            *(
-                "--output-dir",
-                "elsewhere",
-                "--total-timesteps",
-                "32",
-                "--num-envs",
-                "4",
-                "--eval-episodes",
-                "2",
-            ),
-            *("--seed", "7", "--device", "cpu", "--run-suffix", "mine"),
-            *(
-                "num_threads=1",
-                "compile=false",
-                "tags=[a, b]",
-                "algo_kwargs.num_steps=8",
-                "algo_kwargs.gamma=0.5",
-            ),
-            *("algo_kwargs.learning_rate=1e-3", "env_kwargs.wrappers.reward.scale=0.1"),
-        )
+        flags: dict[str, Any] = {"output_dir": "elsewhere", "total_timesteps": 32, "num_envs": 4}
+        flags |= {"eval_episodes": 2, "seed": 7, "device": "cpu"}
+        settings = {"num_threads": 1, "compile": False, "tags": ["a", "b"]}
+        algo_kwargs = {"num_steps": 8, "gamma": 0.5, "learning_rate": 0.001}
+        words = [*PPO[:2], "--run-suffix", "mine", "env_kwargs.wrappers.reward.scale=0.1"]
+        for key, value in flags.items():
+            words += [f"--{key.replace('_', '-')}", str(value)]
+        words += [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+        words += [f"algo_kwargs.{key}={value}" for key, value in algo_kwargs.items()]
+        answer = call("train", *words)
         assert answer.code == 0
         assert answer.run_dir == Path("elsewhere/ppo__CartPole-v1__seed7__mine")
-        config = yaml.safe_load((answer.run_dir / "config.yaml").read_text())
-        wanted = {
-            "output_dir": "elsewhere",
-            "total_timesteps": 32,
-            "num_envs": 4,
-            "eval_episodes": 2,
-            "seed": 7,
-            "device": "cpu",
-            "num_threads": 1,
-            "tags": ["a", "b"],
-            "env_kwargs": {"wrappers": {"reward": {"scale": 0.1}}},
-        }
+        config = load_config_file(answer.run_dir / "config.yaml")
+        wanted = {**flags, **settings, "env_kwargs": {"wrappers": {"reward": {"scale": 0.1}}}}
         assert {key: config[key] for key in wanted} == wanted
-        kwargs = config["algo_kwargs"]
-        assert (kwargs["num_steps"], kwargs["gamma"], kwargs["learning_rate"]) == (8, 0.5, 0.001)
+        assert config["algo_kwargs"].items() >= algo_kwargs.items()
         assert answer.metrics["eval_episodes"] == 2
 
     def test_the_config_of_a_run_trains_the_same_again(self, call: Call) -> None:
@@ -317,21 +290,6 @@ class TestTrain:
         assert second.code == 0
         assert second.run_dir != first.run_dir
         assert second.metrics == first.metrics
-
-    def test_json_stays_json_when_a_metric_is_not_a_number(
-        self, call: Call, tmp_path: Path
-    ) -> None:
-        """A rollout of one step has no variance to explain."""
-        (tmp_path / "walk.py").write_text(WALK)
-        words = [
-            "total_timesteps=2",
-            "num_envs=1",
-            "algo_kwargs.num_steps=1",
-            "algo_kwargs.normalize_advantage=false",
-        ]
-        answer = call("train", "ppo", "walk.py:Walk", *words, *SMALL, "--json")
-        assert answer.code == 0
-        json.loads(answer.out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
 class TestConfig:
@@ -615,22 +573,15 @@ class TestCallbacks:
     def _watch(self, tmp_path: Path) -> None:
         (tmp_path / "watch.py").write_text(WATCH)
 
-    def test_a_class_an_object_or_a_function_in_a_file(self, call: Call, tmp_path: Path) -> None:
-        words = [
-            word
-            for name in ("Watch", "watch", "make")
-            for word in ("--callback", f"watch.py:{name}")
-        ]
-        answer = call("train", *PPO, *words)
-        assert answer.code == 0, answer.err
-        assert (tmp_path / "events").read_text() == "start 0\n" * 3
-
-    def test_a_class_in_a_module(
+    def test_a_class_an_object_or_a_function_in_a_file_or_a_module(
         self, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.syspath_prepend(tmp_path)
-        assert call("train", *PPO, "--callback", "watch:Watch").code == 0
-        assert (tmp_path / "events").read_text() == "start 0\n"
+        names = ("watch.py:Watch", "watch.py:watch", "watch.py:make", "watch:Watch")
+        words = [word for name in names for word in ("--callback", name)]
+        answer = call("train", *PPO, *words)
+        assert answer.code == 0, answer.err
+        assert (tmp_path / "events").read_text() == "start 0\n" * 4
 
     @pytest.mark.parametrize(
         ("name", "message"),
@@ -691,32 +642,24 @@ class TestInterrupted:
 
     def test_prints_a_command_that_goes_on(self, call: Call, tmp_path: Path) -> None:
         (tmp_path / "interrupt").touch()
-        answer = call("train", "dqn", "walk.py:Walk", *OFF_POLICY)
+        words = ["--output-dir", "my runs; $HOME", "--json"]
+        answer = call("train", "dqn", "walk.py:Walk", *OFF_POLICY, *words)
         assert answer.code == 130
-        assert answer.lines["stop_reason"] == "interrupted by SIGINT"
-        assert answer.metrics["global_step"] < 40
-        metadata = json.loads((answer.run_dir / "metadata.json").read_text())
+        values = json.loads(answer.out)
+        assert values["stop_reason"] == "interrupted by SIGINT"
+        assert values["metrics"]["global_step"] < 40
+        run_dir = Path(values["run_dir"])
+        metadata = json.loads((run_dir / "metadata.json").read_text())
         assert (metadata["status"], metadata["stop_reason"]) == ("stopped", "interrupted by SIGINT")
         command = self.command_in(answer)
         assert command[:3] == [sys.executable, "-m", "rl_training"]
+        # Reading the checkpoint would not import the environment by itself.
+        assert command[3:] == ["resume", str(run_dir), "--plugin", "walk.py"]
         resumed = call(*command[3:])
-        assert resumed.code == 0
-        assert resumed.run_dir == answer.run_dir
+        assert (resumed.code, resumed.run_dir) == (0, run_dir)
         assert resumed.metrics["global_step"] == 40
-        metadata = json.loads((answer.run_dir / "metadata.json").read_text())
+        metadata = json.loads((run_dir / "metadata.json").read_text())
         assert (metadata["status"], metadata["stop_reason"]) == ("finished", None)
-
-    def test_the_command_can_be_pasted_whatever_the_folder_is_called(
-        self, call: Call, tmp_path: Path
-    ) -> None:
-        (tmp_path / "interrupt").touch()
-        answer = call("train", "dqn", "walk.py:Walk", *OFF_POLICY, "--output-dir", "my runs; $HOME")
-        assert answer.code == 130
-        plugin = [
-            "--plugin",
-            "walk.py",
-        ]  # reading the checkpoint would not import the environment by itself
-        assert self.command_in(answer)[3:] == ["resume", str(answer.run_dir), *plugin]
 
     def test_the_command_names_the_plugin_it_needs(
         self, call: Call, plugin: Path, tmp_path: Path
@@ -727,12 +670,6 @@ class TestInterrupted:
         resumed = answer_of(spawn(tmp_path, *self.command_in(answer)))
         assert resumed.code == 0, resumed.err
         assert resumed.metrics["global_step"] == 40
-
-    def test_json_is_still_one_object(self, call: Call, tmp_path: Path) -> None:
-        (tmp_path / "interrupt").touch()
-        answer = call("train", "dqn", "walk.py:Walk", *OFF_POLICY, "--json")
-        assert answer.code == 130
-        assert json.loads(answer.out)["stop_reason"] == "interrupted by SIGINT"
 
     def test_the_handlers_are_put_back(self, call: Call) -> None:
         before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
