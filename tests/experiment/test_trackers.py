@@ -430,7 +430,7 @@ class TestContinuing:
 class FailingTracker:
     """Raises at one of its calls."""
 
-    last_step, place = -1, None
+    last_step, place = -1, ""
 
     def __init__(self, event: str) -> None:
         self.event = event

@@ -225,42 +225,23 @@ class Setting:
     tune: Tune | None = None
     """Its search space; None: it has none."""
 
-    @property
-    def depth(self) -> int:
-        """Number of mappings around it."""
-        return self.key.count(".")
-
     def lines(self, width: int) -> list[str]:
         """The setting as lines of at most `width` columns."""
-        indent = "  " * self.depth
+        indent = "  " * self.key.count(".")
         start = f"{indent}{self.key}"
         if not self.is_required and not (self.has_keys and self.default is not None):
             start += f" = {json.dumps(self.default)}"
-        beside = f"{start:<{VALUES_COLUMN}}  {self.values}"
-        return [
-            *(
-                [beside]
-                if len(beside) <= width
-                else [start, f"{' ' * VALUES_COLUMN}  {self.values}"]
-            ),
-            *textwrap.wrap(
-                self.meaning,
-                width,
-                initial_indent=f"{indent}    ",
-                subsequent_indent=f"{indent}    ",
-            ),
-            *textwrap.wrap(
-                self._tune_text, width, initial_indent="    ", subsequent_indent="      "
-            ),
-        ]
-
-    @property
-    def _tune_text(self) -> str:
-        if self.tune is None:
-            return ""
-        return (
-            f"tune: {self.tune.text}{' (only if named: --tune KEY)' if self.tune.by_name else ''}"
-        )
+        lines = [f"{start:<{VALUES_COLUMN}}  {self.values}"]
+        if len(lines[0]) > width:
+            lines = [start, f"{' ' * VALUES_COLUMN}  {self.values}"]
+        indent += "    "
+        lines += textwrap.wrap(self.meaning, width, initial_indent=indent, subsequent_indent=indent)
+        if self.tune is not None:
+            text = f"tune: {self.tune.text}"
+            if self.tune.by_name:
+                text += " (only if named: --tune KEY)"
+            lines += textwrap.wrap(text, width, initial_indent="    ", subsequent_indent="      ")
+        return lines
 
 
 def list_settings(config_class: type[FrozenConfig]) -> list[Setting]:
@@ -317,13 +298,9 @@ def _values(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
     if "$ref" in field:
         name = field["$ref"].rpartition("/")[2]
         definition = definitions.get(name, {})
-        return (
-            "a schedule"
-            if name == SCHEDULE
-            else MAPPING
-            if "properties" in definition
-            else _values(definition, {})
-        )
+        if name == SCHEDULE:
+            return "a schedule"
+        return MAPPING if "properties" in definition else _values(definition, {})
     if "enum" in field or "const" in field:
         return " | ".join(map(str, field.get("enum", [field.get("const")])))
     if field.get("type") == "array":

@@ -109,10 +109,11 @@ def complete_words(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]
 
 def complete_run(incomplete: str) -> Iterator[str]:
     """Run folders whose path starts with `incomplete`, also one level below."""
-    for pattern in (f"{incomplete}*", f"{incomplete}*/*"):
-        for path in sorted(Path().glob(pattern)) if not incomplete.startswith(("/", "~")) else ():
-            if (path / "checkpoints").is_dir() and (path / "config.yaml").is_file():
-                yield str(path)
+    from rl_training.experiment.checkpoint_folder import is_run_folder
+
+    if not incomplete.startswith(("/", "~")):
+        for pattern in (f"{incomplete}*", f"{incomplete}*/*"):
+            yield from map(str, filter(is_run_folder, sorted(Path().glob(pattern))))
 
 
 NUMBER = "NUMBER"

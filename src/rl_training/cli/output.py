@@ -14,10 +14,8 @@ from typing import Any
 from rl_training.errors import RLTrainingError
 from rl_training.terminal.streams import printable, results_stream, tell
 
-
-def say(text: str) -> None:
-    """Print a message to standard error, so that it does not mix with results."""
-    tell(text)
+say = tell
+"""Print a message to standard error, so that it does not mix with results."""
 
 
 def show(value: Any, lines: Iterable[str], as_json: bool) -> None:

@@ -75,6 +75,17 @@ class Owner:
         return state if started == self.started else ""
 
 
+STORED = {
+    "host": str,
+    "pid": int,
+    "machine": str,
+    "started": str,
+    "since": str,
+    "folder": str,
+}
+"""What the file of an owner says of its process, and the types."""
+
+
 def stale_seconds() -> float:
     """Seconds without a heartbeat after which an owner counts as dead: 60, or RL_TRAINING_STALE_SECONDS."""
     with contextlib.suppress(KeyError, ValueError):
@@ -89,9 +100,8 @@ def read_owner(run_dir: Path) -> Owner | None:
         return None
     attempt = max(files)
     known = read_object(files[attempt], MAX_BYTES)
-    types = {"host": str, "pid": int, "machine": str, "started": str, "since": str, "folder": str}
     found: dict[str, Any] = {
-        name: known[name] for name, kind in types.items() if isinstance(known.get(name), kind)
+        name: known[name] for name, kind in STORED.items() if isinstance(known.get(name), kind)
     }
     is_copy = _is_copy(run_dir, files[attempt], found)
     return Owner(
@@ -376,17 +386,10 @@ def _fence(run_dir: Path, lease: Lease, before: Owner | None) -> None:
     (run_dir / STOP_FILE).unlink(missing_ok=True)
 
 
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
 def _this_process(run_dir: Path, attempt: int) -> dict[str, Any]:
     """What the file of an owner says of this process."""
-    values = {
-        "attempt": attempt,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "machine": this_machine(),
-    }
-    _, started = process_status(os.getpid())
-    return {**values, "started": started, "since": _now(), "folder": str(run_dir.absolute())}
+    pid, folder = os.getpid(), str(run_dir.absolute())
+    _, started = process_status(pid)
+    since = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    values = (socket.gethostname(), pid, this_machine(), started, since, folder)
+    return {"attempt": attempt, **dict(zip(STORED, values, strict=True))}

@@ -101,77 +101,61 @@ class AlgorithmSpec:
         return parse_config(self.config_class(), algo_kwargs, self.name)
 
 
-_BUILT_IN = (
-    (
-        "ppo",
-        "PPO",
-        Loop.ON_POLICY,
-        "proximal policy optimization; Box, Discrete, MultiDiscrete and MultiBinary actions",
-    ),
-    (
-        "a2c",
-        "A2C",
-        Loop.ON_POLICY,
-        "advantage actor-critic; Box, Discrete, MultiDiscrete and MultiBinary actions",
-    ),
-    (
-        "dqn",
-        "DQN",
-        Loop.OFF_POLICY,
-        "deep Q-learning with double, dueling and n-step options; Discrete actions",
-    ),
-    (
-        "c51",
-        "C51",
-        Loop.OFF_POLICY,
-        "categorical DQN, a distribution of the return on fixed atoms; Discrete actions",
-    ),
-    ("qrdqn", "QRDQN", Loop.OFF_POLICY, "quantile-regression DQN; Discrete actions"),
-    (
-        "sac",
-        "SAC",
-        Loop.OFF_POLICY,
-        "soft actor-critic with a learned entropy temperature; bounded Box and Discrete actions",
-    ),
-    ("tqc", "TQC", Loop.OFF_POLICY, "SAC with truncated quantile critics; bounded Box actions"),
-    (
-        "td3",
-        "TD3",
-        Loop.OFF_POLICY,
-        "twin delayed deep deterministic policy gradient; bounded Box actions",
-    ),
-    ("ddpg", "DDPG", Loop.OFF_POLICY, "deep deterministic policy gradient; bounded Box actions"),
-    (
-        "her",
-        "HER",
-        Loop.OFF_POLICY,
-        "SAC with hindsight experience replay (HER); bounded Box and Discrete actions",
-    ),
-    (
-        "crossq",
-        "CrossQ",
-        Loop.OFF_POLICY,
-        "SAC with batch normalization and no target networks; bounded Box actions",
-    ),
-    (
-        "bc",
-        "BC",
-        Loop.OFFLINE,
-        "behaviour cloning; bounded Box, Discrete, MultiDiscrete and MultiBinary actions",
-    ),
-    ("td3_bc", "TD3BC", Loop.OFFLINE, "TD3 with behaviour cloning; bounded Box actions"),
-    ("iql", "IQL", Loop.OFFLINE, "implicit Q-learning; bounded Box actions"),
-    ("awac", "AWAC", Loop.OFFLINE, "advantage-weighted actor-critic; bounded Box actions"),
-    ("cql", "CQL", Loop.OFFLINE, "conservative Q-learning; bounded Box and Discrete actions"),
-)
-"""Name, also of the module in `algorithms`; stem of the class names; loop; summary. A line here also makes the class
+_BUILT_IN = {
+    Loop.ON_POLICY: {
+        "ppo": (
+            "PPO",
+            "proximal policy optimization; Box, Discrete, MultiDiscrete and MultiBinary actions",
+        ),
+        "a2c": (
+            "A2C",
+            "advantage actor-critic; Box, Discrete, MultiDiscrete and MultiBinary actions",
+        ),
+    },
+    Loop.OFF_POLICY: {
+        "dqn": ("DQN", "deep Q-learning with double, dueling and n-step options; Discrete actions"),
+        "c51": (
+            "C51",
+            "categorical DQN, a distribution of the return on fixed atoms; Discrete actions",
+        ),
+        "qrdqn": ("QRDQN", "quantile-regression DQN; Discrete actions"),
+        "sac": (
+            "SAC",
+            "soft actor-critic with a learned entropy temperature; bounded Box and Discrete actions",
+        ),
+        "tqc": ("TQC", "SAC with truncated quantile critics; bounded Box actions"),
+        "td3": ("TD3", "twin delayed deep deterministic policy gradient; bounded Box actions"),
+        "ddpg": ("DDPG", "deep deterministic policy gradient; bounded Box actions"),
+        "her": (
+            "HER",
+            "SAC with hindsight experience replay (HER); bounded Box and Discrete actions",
+        ),
+        "crossq": (
+            "CrossQ",
+            "SAC with batch normalization and no target networks; bounded Box actions",
+        ),
+    },
+    Loop.OFFLINE: {
+        "bc": (
+            "BC",
+            "behaviour cloning; bounded Box, Discrete, MultiDiscrete and MultiBinary actions",
+        ),
+        "td3_bc": ("TD3BC", "TD3 with behaviour cloning; bounded Box actions"),
+        "iql": ("IQL", "implicit Q-learning; bounded Box actions"),
+        "awac": ("AWAC", "advantage-weighted actor-critic; bounded Box actions"),
+        "cql": ("CQL", "conservative Q-learning; bounded Box and Discrete actions"),
+    },
+}
+"""Name, also of the module in `algorithms`; stem of the class names; summary. A line here also makes the class
 `rl_training.<stem>`, the function `runtime.train_<name>` and the module `runtime.<name>_trainer`."""
-BUILT_IN_CLASSES = {stem: name for name, stem, _, _ in _BUILT_IN}
+BUILT_IN_CLASSES: dict[str, str] = {}
 """Class name in `rl_training.api` of each built-in algorithm, and its registered name: `{"PPO": "ppo", ...}`."""
 _SPECS: dict[str, AlgorithmSpec] = {}
-for _name, _stem, _loop, _summary in _BUILT_IN:
-    _home = f"rl_training.algorithms.{_name}:{_stem}"
-    _SPECS[_name] = AlgorithmSpec(_name, _summary, f"{_home}Algorithm", f"{_home}Config", _loop)
+for _loop, _algorithms in _BUILT_IN.items():
+    for _name, (_stem, _summary) in _algorithms.items():
+        BUILT_IN_CLASSES[_stem] = _name
+        _home = f"rl_training.algorithms.{_name}:{_stem}"
+        _SPECS[_name] = AlgorithmSpec(_name, _summary, f"{_home}Algorithm", f"{_home}Config", _loop)
 
 
 def get_algorithm_spec(name: str) -> AlgorithmSpec:

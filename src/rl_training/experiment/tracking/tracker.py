@@ -46,8 +46,8 @@ class Tracker(Protocol):
 
     last_step: int
     """Last step that the tracked run had already; -1: none."""
-    place: str | None
-    """Address or command that shows the tracked run; None: none."""
+    place: str
+    """Address or command that shows the tracked run; empty: none."""
 
     def log(self, rows: Sequence[Row]) -> None:
         """Add rows. Steps do not decrease and are later than `last_step`; a repeated step has further values."""

@@ -110,7 +110,7 @@ class TrackerSink:
         try:
             self._run = replace(self._run, id=_new_id(), parent=self._run.id)
             self._tracking.save_ids({self._settings.logger: self._run.id})
-            lines = list(read_metrics(self._tracking.metrics_path))
+            lines: list[Line] = list(read_metrics(self._tracking.metrics_path))
         except Exception as error:  # the metadata cannot be written, for example
             self._fail(f"{type(error).__name__}: {error}")
         else:
@@ -142,7 +142,7 @@ class TrackerSink:
             return
         self._tracker = TRACKERS[type(self._settings)](self._settings, item)
         self._step, self._names = self._tracker.last_step + 1, set()
-        if self._tracker.place is not None:
+        if self._tracker.place:
             self._messages.put(f"{self._settings.logger}: {self._tracker.place}")
 
     def _log(self, lines: Iterable[Line]) -> None:
