@@ -12,6 +12,7 @@ from conftest import small_config
 from rl_training.algorithms.config import AlgorithmConfig, OffPolicyConfig, OnPolicyConfig
 from rl_training.algorithms.ppo import PPOConfig
 from rl_training.cli import main
+from rl_training.data.dataset_loaders import load_transition_dataset
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.execution import Execution
 from rl_training.runtime.run import run_training
@@ -48,13 +49,9 @@ def test_the_remedy_is_named(
     words: list[str], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    rng, ends = np.random.default_rng(0), np.arange(300) == 299
-    obs, actions = (
-        rng.normal(size=(301, 3)).astype(np.float32),
-        rng.uniform(-1, 1, (300, 1)).astype(np.float32),
-    )
-    fields = {"obs": obs[:-1], "next_obs": obs[1:], "terminated": ends, "truncated": ends & False}
-    np.savez("data.npz", actions=actions, rewards=rng.normal(size=300).astype(np.float32), **fields)
+    data = load_transition_dataset("random", env_id="Pendulum-v1", size=300)
+    names = ("obs", "actions", "rewards", "next_obs", "terminated", "truncated")
+    np.savez("data.npz", **{name: getattr(data, name) for name in names})
     assert main(["train", *words]) == 2
     assert part in capsys.readouterr().err
     assert not Path("runs").exists()
@@ -100,31 +97,7 @@ class Reads:
     @property
     def on_log(self):
         raise OSError("no such device")
-"""
 
-
-@pytest.mark.parametrize(("name", "cause"), [("Makes", "KeyError"), ("Reads", "OSError")])
-def test_a_callback_that_raises_while_it_is_loaded_is_named_in_one_line(
-    name: str,
-    cause: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "faulty_callbacks.py").write_text(FAULTY_CALLBACKS)
-    assert main(["train", "ppo", "CartPole-v1", "--callback", f"faulty_callbacks.py:{name}"]) == 2
-    said = capsys.readouterr().err
-    assert f"callback 'faulty_callbacks.py:{name}' cannot be used: it raised {cause}" in said
-    assert "Traceback" not in said
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_callback_whose_state_dict_raises_is_named_with_its_own_lines(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code = """
 class Saves:
     def on_log(self, trainer, metrics): ...
 
@@ -133,9 +106,31 @@ class Saves:
 
     def load_state_dict(self, state): ...
 """
-    (tmp_path / "saving_callback.py").write_text(code)
-    assert main(["train", "ppo", "CartPole-v1", "--callback", "saving_callback.py:Saves"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Makes", "callback 'faulty_callbacks.py:Makes' cannot be used: it raised KeyError"),
+        ("Reads", "callback 'faulty_callbacks.py:Reads' cannot be used: it raised OSError"),
+        ("Saves", "callback Saves in state_dict"),
+    ],
+)
+def test_a_callback_that_raises_is_named(
+    name: str,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "faulty_callbacks.py").write_text(FAULTY_CALLBACKS)
+    assert main(["train", "ppo", "CartPole-v1", "--callback", f"faulty_callbacks.py:{name}"]) == 2
     said = capsys.readouterr().err
-    assert "callback Saves in state_dict" in said
-    assert 'return {}["missing"]' in said
-    assert "callbacks.py" not in said.replace("saving_callback.py", "")
+    assert message in said
+    if name == "Saves":  # with its own lines of code, and none of ours
+        assert 'return {}["missing"]' in said
+        assert "callbacks.py" not in said.replace("faulty_callbacks.py", "")
+    else:
+        assert "Traceback" not in said
+        assert not (tmp_path / "runs").exists()

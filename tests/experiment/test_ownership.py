@@ -290,15 +290,6 @@ class TestRuns:
         whole = run_training(config.replace(output_dir=tmp_path / "whole"))
         assert_same_checkpoint(resumed.checkpoint_path, whole.checkpoint_path)
 
-    def test_a_run_folder_that_was_never_saved_is_started_again(self, tmp_path: Path) -> None:
-        config = small_config("ppo", tmp_path)
-        folder = tmp_path / run_name(config, "x")
-        folder.mkdir()
-        (folder / "config.yaml").write_text("half")
-        result = DefaultExperimentManager().resume_or_start(config, run_suffix="x").train()
-        assert result.run_dir == folder
-        assert result.metrics["global_step"] == 128
-
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_suspended_process_that_was_replaced_wakes_up_and_leaves_without_a_trace(
