@@ -381,29 +381,38 @@ class TestResolve:
         }
 
     @pytest.mark.parametrize(
-        ("first", "second", "merged", "changed"),
+        ("settings", "merged", "changed"),
         [
             (
-                {"gamma": 0.9, "early_stopping": {"patience": 2, "mode": "min"}},
-                {"num_steps": 16, "early_stopping": {"patience": 7}},
+                [
+                    {"gamma": 0.9, "early_stopping": {"patience": 2, "mode": "min"}},
+                    {"num_steps": 16, "early_stopping": {"patience": 7}},
+                ],
                 {"gamma": 0.9, "early_stopping": {"patience": 7, "mode": "min"}, "num_steps": 16},
                 {"num_steps", "early_stopping.patience"},
             ),
             (  # a schedule is replaced, with all of its keys
-                {"learning_rate": {"kind": "linear", "start": 1.0, "end": 0.5}},
-                {"learning_rate": {"kind": "cosine", "start": 2.0}},
+                [
+                    {"learning_rate": {"kind": "linear", "start": 1.0, "end": 0.5}},
+                    {"learning_rate": {"kind": "cosine", "start": 2.0}},
+                ],
                 {"learning_rate": {"kind": "cosine", "start": 2.0}},
                 {"learning_rate"},
             ),
             (  # or a part of it
-                {"learning_rate": {"kind": "linear", "start": 1.0}},
-                {"learning_rate": {"start": 2.0}},
+                [
+                    {"learning_rate": {"kind": "linear", "start": 1.0}},
+                    {"learning_rate": {"start": 2.0}},
+                ],
                 {"learning_rate": {"kind": "linear", "start": 2.0}},
                 {"learning_rate.start"},
             ),
             (  # a mapping that is replaced leaves no sources of its keys
-                {"early_stopping": {"patience": 1}},
-                {"early_stopping": None},
+                [
+                    {"early_stopping": {"patience": 1}},
+                    {"early_stopping": {"patience": 3}},
+                    {"early_stopping": None},
+                ],
                 {"early_stopping": None},
                 {"early_stopping"},
             ),
@@ -411,19 +420,25 @@ class TestResolve:
         ids=["keys", "schedule", "part", "null"],
     )
     def test_nested_keys_merge_one_by_one(
-        self, first: Any, second: Any, merged: dict[str, Any], changed: set[str]
+        self, settings: list[Any], merged: dict[str, Any], changed: set[str]
     ) -> None:
-        layers = [self.BASE, ("preset", {"algo_kwargs": first}), ("file", {"algo_kwargs": second})]
+        names = ["preset", "file", "command line"][: len(settings)]
+        layers = [
+            self.BASE,
+            *(
+                (name, {"algo_kwargs": values})
+                for name, values in zip(names, settings, strict=True)
+            ),
+        ]
         before = copy.deepcopy(layers)
         resolved = resolve_config(layers)
         assert layers == before
         assert resolved.config.algo_kwargs == merged
         sources = {key: name for key, name in resolved.sources.items() if name != "base"}
-        assert {key for key, name in sources.items() if name == "file"} == {
-            f"algo_kwargs.{key}" for key in changed
-        }
+        last = {f"algo_kwargs.{key}" for key in changed}
+        assert {key for key, name in sources.items() if name == names[-1]} == last
         if changed == set(merged):
-            assert set(sources.values()) == {"file"}
+            assert sources.keys() == last
 
     def test_an_environment_may_have_an_argument_called_kind(self) -> None:
         layers = [

@@ -96,7 +96,7 @@ def assert_identical(one: Any, other: Any) -> None:
             assert_identical(*pair)
     elif isinstance(one, (np.ndarray, np.generic)):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        assert one.flags.f_contiguous == other.flags.f_contiguous or not other.flags.contiguous
+        assert one.flags.f_contiguous == other.flags.f_contiguous or not other.flags.forc
         assert np.array_equal(one, other)
     elif isinstance(one, torch.Tensor):
         assert torch.equal(one, other)

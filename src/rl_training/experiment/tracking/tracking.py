@@ -160,7 +160,7 @@ class TrackerSink:
                 if name not in self._names and value is not None and math.isfinite(value)
             }
             if new:
-                rows.append((self._step, new))
+                rows.append((int(step), new))
             self._names |= line.keys()
         if rows and self._tracker is not None:
             self._tracker.log(rows)
