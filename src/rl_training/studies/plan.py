@@ -127,25 +127,27 @@ class Plan:
         values: dict[str, Any] = {
             "name": self.name,
             "base": self.base,
-            "vary": [dict(setting) for setting in self.vary],
+            "vary": self.vary,
             "seeds": format_seeds(self.seeds),
-            "plugins": list(self.plugins),
-            "callbacks": list(self.callbacks),
-            "threads": list(self.threads),
+            "plugins": self.plugins,
+            "callbacks": self.callbacks,
+            "threads": self.threads,
             "working_dir": self.working_dir,
         }
-        optional = {"suffix": self.suffix, "names": list(self.names) or None}
-        return values | {key: value for key, value in optional.items() if value is not None}
+        if self.suffix is not None:
+            values["suffix"] = self.suffix
+        if self.names:
+            values["names"] = self.names
+        return values
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Plan:
         """The inverse of `values`."""
         try:
-            settings = tuple(dict(setting) for setting in values["vary"])
             return cls(
                 name=str(values["name"]),
                 base=dict(values["base"]),
-                vary=settings,
+                vary=tuple(map(dict, values["vary"])),
                 seeds=parse_seeds(values["seeds"]),
                 plugins=tuple(map(str, values["plugins"])),
                 callbacks=tuple(map(str, values["callbacks"])),
@@ -189,13 +191,12 @@ class Plan:
     def _config(
         self, setting: Setting, label: str, study_dir: Path, threads: int | None
     ) -> TrainConfig:
-        own = {"output_dir": study_dir, "seed": self.seeds[0]} | (
-            {} if threads is None else {"num_threads": threads}
-        )
+        own: dict[str, Any] = {"output_dir": study_dir, "seed": self.seeds[0]}
+        if threads is not None:
+            own["num_threads"] = threads
         try:
-            return resolve_config(
-                [("base", self.base), ("vary", nested(setting)), ("the study", own)]
-            ).config
+            layers = [("base", self.base), ("vary", nested(setting)), ("the study", own)]
+            return resolve_config(layers).config
         except ConfigError as error:
             raise ConfigError(f"setting {label}: {error}" if label else str(error)) from None
 
@@ -242,15 +243,13 @@ def _read_file(path: Path) -> tuple[Plan, StudyFile]:
     shared = {} if file.config is None else load_config_file(path.parent / file.config)
     in_config = shared.pop("preset", None)
     wanted = in_config if file.preset is None else file.preset
-    shared = {key: value for key, value in shared.items() if key not in NOT_VARIED}
-    base, _ = merge_layers(
-        [("the config file", shared), ("the base", nested(plain(file.base), "the base"))]
-    )
-    preset, hint = preset_of(base, wanted, f"study '{file.name}'")
-    first = {} if preset is None else load_config_file(preset)
+    layers = [{key: shared[key] for key in shared if key not in NOT_VARIED}, file.base]
+    preset, hint = preset_of(_merged(layers), wanted, f"study '{file.name}'")
+    if preset is not None:
+        layers.insert(0, load_config_file(preset))
     plan = make_plan(
         file.name,
-        [first, shared, file.base],
+        layers,
         vary=file.vary,
         seeds=file.seeds,
         plugins=file.plugins,
@@ -258,6 +257,10 @@ def _read_file(path: Path) -> tuple[Plan, StudyFile]:
         reserved=NOT_VARIED if file.tune is None else CHOSEN_BY_TUNING,
     )
     return replace(plan, hint=hint), file
+
+
+def _merged(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return merge_layers([("the base", nested(plain(layer), "the base")) for layer in layers])[0]
 
 
 def make_plan(
@@ -279,7 +282,7 @@ def make_plan(
         raise ConfigError(
             f"bad value {name!r} for 'name' of the study: use letters, digits and . _ - only"
         )
-    base, _ = merge_layers([("the base", nested(plain(layer), "the base")) for layer in layers])
+    base = _merged(layers)
     for key, reason in reserved.items():
         if key in base:
             raise ConfigError(f"'{key}' of the base has no effect: {reason}; remove it")
@@ -297,31 +300,16 @@ def make_plan(
 def plan_differences(old: Plan, new: Plan) -> list[str]:
     """What differs between two plans of one study, in words; empty if they have the same runs."""
     found = []
-    first, second = dict(leaves(old.base)), dict(leaves(new.base))
-    for key in dict.fromkeys([*first, *second]):
-        pair = [identity(values[key]) if key in values else None for values in (first, second)]
-        if pair[0] != pair[1]:
-            was, now = (
-                value_text(values[key]) if key in values else "not set"
-                for values in (first, second)
-            )
-            found.append(f"base.{key} was {was} and is {now}")
+    was, now = dict(leaves(old.base)), dict(leaves(new.base))
+    for key in dict.fromkeys([*was, *now]):
+        if key in was and key in now and identity(was[key]) == identity(now[key]):
+            continue
+        texts = [value_text(values[key]) if key in values else "not set" for values in (was, now)]
+        found.append(f"base.{key} was {texts[0]} and is {texts[1]}")
     if identity(old.vary) != identity(new.vary):
-        gone, added = (
-            [
-                describe(setting) or "(no change of the base)"
-                for setting in one
-                if setting not in other
-            ]
-            for one, other in ((old.vary, new.vary), (new.vary, old.vary))
-        )
-        words = [
-            f"removed {', '.join(gone[:3])}" if gone else "",
-            f"added {', '.join(added[:3])}" if added else "",
-        ]
-        found.append(
-            "vary changed: " + (", ".join(word for word in words if word) or "another order")
-        )
+        changes = {"removed": _lacking(new, old), "added": _lacking(old, new)}
+        words = [f"{word} {settings}" for word, settings in changes.items() if settings]
+        found.append(f"vary changed: {', '.join(words) or 'another order'}")
     if old.seeds != new.seeds:
         found.append(f"seeds was {format_seeds(old.seeds)} and is {format_seeds(new.seeds)}")
     if old.suffix != new.suffix:
@@ -329,24 +317,22 @@ def plan_differences(old: Plan, new: Plan) -> list[str]:
     return found
 
 
+def _lacking(plan: Plan, other: Plan) -> str:
+    """The first settings of another plan that this one does not have."""
+    settings = [setting for setting in other.vary if setting not in plan.vary]
+    return ", ".join(describe(setting) or "(no change of the base)" for setting in settings[:3])
+
+
 def is_extension(old: Plan, new: Plan) -> bool:
     """Whether `new` has every run of `old`, unchanged and in the same folder, and further ones."""
-
-    def folders(plan: Plan) -> set[tuple[str, str]]:
-        return {
-            (suffix, identity(setting))
-            for suffix, setting in zip(plan.suffixes(), plan.vary, strict=True)
-        }
-
-    return (
-        identity(old.base) == identity(new.base)
-        and {*old.seeds} <= {*new.seeds}
-        and folders(old) <= folders(new)
+    known, found = (
+        {*zip(plan.suffixes(), map(identity, plan.vary), strict=True)} for plan in (old, new)
     )
+    is_same_base = identity(old.base) == identity(new.base)
+    return is_same_base and {*old.seeds} <= {*new.seeds} and known <= found
 
 
 PLAN_FILE = "study.yaml"
-MANY_SETTINGS = 100
 
 
 @dataclass(frozen=True)
@@ -398,30 +384,26 @@ def store_plan(plan: Plan, path: Path, *, is_extended: bool = False) -> StudyFol
 
     A stored plan that differs is refused; with `is_extended` it may gain runs.
     """
-    if (path / PLAN_FILE).is_file():
-        return _continue(plan, open_study(path), is_extended=is_extended)
-    is_other = path.is_dir() and any(
-        not child.name.startswith((".", PLAN_FILE)) for child in path.iterdir()
-    )
-    if is_other or (path.exists() and not path.is_dir()):
-        raise ConfigError(
-            f"'{path}' exists and is not a study: move it away, or give the study another name"
-        )
-    if not freeze(path / PLAN_FILE, _text(plan)):  # another process began it at the same moment
-        return _continue(plan, open_study(path), is_extended=is_extended)
-    return StudyFolder(path, plan)
-
-
-def _continue(plan: Plan, stored: StudyFolder, *, is_extended: bool) -> StudyFolder:
+    if not (path / PLAN_FILE).is_file():
+        if path.exists() and (not path.is_dir() or any(map(_is_foreign, path.iterdir()))):
+            raise ConfigError(
+                f"'{path}' exists and is not a study: move it away, or give the study another name"
+            )
+        if freeze(path / PLAN_FILE, _text(plan)):
+            return StudyFolder(path, plan)
+    stored = open_study(path)  # perhaps begun by another process at the same moment
     refuse_changed(plan, stored, is_extended=is_extended)
     if plan_differences(stored.plan, plan):
-        with translate_write_errors(stored.path / PLAN_FILE):
-            replace_synced(stored.path / PLAN_FILE, _text(plan).encode())
-        return StudyFolder(stored.path, plan)
+        with translate_write_errors(path / PLAN_FILE):
+            replace_synced(path / PLAN_FILE, _text(plan).encode())
+        return StudyFolder(path, plan)
     # The code that it imports may have moved.
-    return replace(
-        stored, plan=replace(stored.plan, plugins=plan.plugins, callbacks=plan.callbacks)
-    )
+    return StudyFolder(path, replace(stored.plan, plugins=plan.plugins, callbacks=plan.callbacks))
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a study that did not begin cannot have left this path."""
+    return not path.name.startswith((".", PLAN_FILE))
 
 
 def refuse_changed(plan: Plan, stored: StudyFolder, *, is_extended: bool = False) -> None:
@@ -492,8 +474,7 @@ def _text(plan: Plan) -> str:
         raise ConfigError(
             f"the plan of study '{plan.name}' cannot be stored: {str(error).splitlines()[0]}"
         ) from None
-    if len(plan.vary) > MANY_SETTINGS:
-        parse_yaml(
-            text, f"the plan of study '{plan.name}'"
-        )  # a plan too large to be read again is refused now
+    parse_yaml(
+        text, f"the plan of study '{plan.name}'"
+    )  # refused now if it is too large to be read
     return text

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import full_key
+from rl_training.experiment.config import full_key, leaves
 from rl_training.experiment.run_folder import safe_name
 
 LONGEST_LABEL = 80
@@ -30,6 +30,7 @@ CHOSEN_BY_TUNING = {
     "output_dir": "the runs of a tuning are in its own folder, and --output-dir says where that is",
 }
 """The same keys in a tuning."""
+SECTIONS = ("algo_kwargs", "env_kwargs")
 Setting = dict[str, Any]
 """Dotted keys of the configuration, and their values."""
 
@@ -43,28 +44,27 @@ def expand(
     """
     if not vary:
         return [{}]
-    if not isinstance(vary, (Mapping, list, tuple)):
+    vary = plain(vary)
+    if isinstance(vary, Mapping):
+        settings = list(_combinations(vary, algo))
+    elif isinstance(vary, list):
+        settings = [_checked(setting, algo) for setting in vary]
+    else:
         raise ConfigError(
             f"bad value {vary!r:.80} for 'vary' of the study: give lists by key, or a list of settings"
         )
-    vary = plain(vary)
-    settings = (
-        list(_grid(vary, algo))
-        if isinstance(vary, Mapping)
-        else [_flat(setting, algo) for setting in vary]
-    )
-    texts = [json.dumps(setting, sort_keys=True, default=repr) for setting in settings]
-    twice = [text for text, count in Counter(texts).items() if count > 1]
-    if twice:
-        raise ConfigError(f"'vary' of the study has the setting {twice[0]} twice: remove one")
+    texts = Counter(json.dumps(setting, sort_keys=True, default=repr) for setting in settings)
+    text, count = texts.most_common(1)[0]
+    if count > 1:
+        raise ConfigError(f"'vary' of the study has the setting {text} twice: remove one")
     return settings
 
 
 def plain(value: Any) -> Any:
-    """The value as a file has it: with lists, Python's numbers and text for tuples, NumPy's numbers and paths."""
+    """The value as a file has it: lists for tuples and ranges, Python's numbers for NumPy's, text for paths."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, range)):
         return [plain(item) for item in value]
     if hasattr(value, "tolist"):  # of NumPy
         return value.tolist()
@@ -81,19 +81,15 @@ def nested(values: Mapping[str, Any], where: str = "vary") -> dict[str, Any]:
             inner = target.get(part, {})
             if not isinstance(inner, Mapping):
                 raise ConfigError(f"'{key}' of {where} sets a key within one that has a value")
-            target[part] = dict(inner)
-            target = target[part]
-        known = target.get(last)
-        if (
-            isinstance(known, Mapping)
-            and isinstance(value, Mapping)
-            and not known.keys() & value.keys()
-        ):
+            target[part] = target = dict(inner)
+        if last in target:
+            known = target[last]
+            are_sections = isinstance(known, Mapping) and isinstance(value, Mapping)
+            if not are_sections or known.keys() & value.keys():
+                raise ConfigError(
+                    f"'{key}' of {where} is given twice, with a dot and nested: remove one"
+                )
             value = {**known, **value}
-        elif last in target:
-            raise ConfigError(
-                f"'{key}' of {where} is given twice, with a dot and nested: remove one"
-            )
         target[last] = value
     return found
 
@@ -111,11 +107,7 @@ def labels_of(settings: Sequence[Setting]) -> list[str]:
         ]
         if len(set(labels)) == len(settings):
             return labels
-    counts = Counter(labels)
-    return [
-        label if counts[label] == 1 else f"{label} ({_checksum(setting)})".strip()
-        for label, setting in zip(labels, settings, strict=True)
-    ]
+    return [text.strip() for text in _told_apart(labels, settings, "{} ({})")]
 
 
 def suffixes_of(settings: Sequence[Setting], suffix: str | None) -> list[str]:
@@ -125,109 +117,87 @@ def suffixes_of(settings: Sequence[Setting], suffix: str | None) -> list[str]:
     """
     found = []
     for setting in settings:
-        label = describe(setting)
-        text = (
-            safe_name("-".join(part for part in (suffix, label) if part))
-            if suffix or label
-            else "run"
-        )
+        parts = [part for part in (suffix, describe(setting)) if part]
+        text = safe_name("-".join(parts)) if parts else "run"
         if len(text) > LONGEST_LABEL or not all(map(_is_plain, setting.values())):
             text = f"{text[:LONGEST_LABEL]}-{_checksum(setting)}"
         found.append(text)
-    counts = Counter(found)
+    return _told_apart(found, settings, "{}-{}")
+
+
+def _told_apart(texts: Sequence[str], settings: Sequence[Setting], form: str) -> list[str]:
+    """The texts of the settings; equal ones get the checksums of their settings by `form`."""
+    counts = Counter(texts)
     return [
-        text if counts[text] == 1 else f"{text}-{_checksum(setting)}"
-        for text, setting in zip(found, settings, strict=True)
+        text if counts[text] == 1 else form.format(text, _checksum(setting))
+        for text, setting in zip(texts, settings, strict=True)
     ]
 
 
-def _grid(vary: Mapping[str, Any], algo: Any) -> Iterator[Setting]:
-    values = {}
-    for short_key, choices in _flat_grid(vary):
-        key = _full_key(short_key, None if "algo" in vary else algo)
-        if isinstance(choices, str) or not isinstance(choices, (list, tuple, range)):
-            raise ConfigError(
-                f"bad value {choices!r} for 'vary.{key}' of the study: write a list of values: [{choices}]"
-            )
-        if not choices:
+def _combinations(grid: Mapping[str, Any], algo: Any) -> Iterator[Setting]:
+    """Every combination of the lists of a grid; `algo_kwargs: {gamma: [...]}` is `algo_kwargs.gamma: [...]`."""
+    choices = _by_full_key(leaves(grid), None if "algo" in grid else algo)
+    for key, values in choices.items():
+        if values == [] or values == {}:
             raise ConfigError(
                 f"'vary.{key}' of the study is empty: give it values, or leave it out"
             )
-        if key in values:
+        if not isinstance(values, list):
             raise ConfigError(
-                f"'{key}' in 'vary' of the study is given twice, with a dot and nested: remove one"
+                f"bad value {values!r} for 'vary.{key}' of the study: write a list of values: [{values}]"
             )
-        values[key] = list(choices)
-    for combination in itertools.product(*values.values()):
-        yield dict(zip(values, combination, strict=True))
+    for combination in itertools.product(*choices.values()):
+        yield dict(zip(choices, combination, strict=True))
 
 
-def _flat_grid(vary: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The lists of a grid by dotted key; `algo_kwargs: {gamma: [...]}` is the same as `algo_kwargs.gamma: [...]`."""
-    for key, value in vary.items():
-        if isinstance(value, Mapping):
-            if not value:
-                raise ConfigError(
-                    f"'vary.{prefix}{key}' of the study is empty: give it values, or leave it out"
-                )
-            yield from _flat_grid(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _flat(setting: Any, algo: Any) -> Setting:
+def _checked(setting: Any, algo: Any) -> Setting:
+    """One setting of a list; `algo_kwargs: {gamma: 0.9}` is `algo_kwargs.gamma: 0.9`."""
     if not isinstance(setting, Mapping):
         raise ConfigError(
             f"bad value {setting!r} for 'vary' of the study: each setting is a mapping of keys to values"
         )
-    found: Setting = {}
+    items: list[tuple[str, Any]] = []
     for key, value in setting.items():
-        is_section = key in ("algo_kwargs", "env_kwargs") and isinstance(value, Mapping)
-        parts = (
-            {f"{key}.{name}": item for name, item in value.items()}
-            if is_section
-            else {str(key): value}
-        )
-        values = {_full_key(name, setting.get("algo", algo)): item for name, item in parts.items()}
-        twice = found.keys() & values.keys()
-        if twice:
-            raise ConfigError(f"'{min(twice)}' in 'vary' of the study is given twice: remove one")
-        found |= values
+        if key in SECTIONS and isinstance(value, Mapping):
+            items += [(f"{key}.{name}", item) for name, item in value.items()]
+        else:
+            items.append((str(key), value))
+    return _by_full_key(items, setting.get("algo", algo))
+
+
+def _by_full_key(items: Iterable[tuple[str, Any]], algo: Any) -> Setting:
+    """The items by the dotted key of the configuration; a `ConfigError` if one cannot be varied."""
+    found: Setting = {}
+    for short_key, value in items:
+        first = short_key.partition(".")[0]
+        if not first:
+            raise ConfigError(f"empty key {short_key!r} in 'vary' of the study")
+        if first in NOT_VARIED:
+            raise ConfigError(f"'{first}' cannot be varied: {NOT_VARIED[first]}")
+        key = full_key(short_key, "'vary' of the study", algo)
+        if key in found:
+            raise ConfigError(f"'{key}' in 'vary' of the study is given twice: remove one")
+        found[key] = value
     return found
-
-
-def _full_key(key: str, algo: Any) -> str:
-    """The dotted key of the configuration that `key` of `vary` means; a `ConfigError` if it cannot be varied."""
-    first = key.partition(".")[0]
-    if not first:
-        raise ConfigError(f"empty key {key!r} in 'vary' of the study")
-    if first in NOT_VARIED:
-        raise ConfigError(f"'{first}' cannot be varied: {NOT_VARIED[first]}")
-    return full_key(key, "'vary' of the study", algo)
 
 
 def describe(setting: Setting) -> str:
     """The keys of a setting and their values; of `algo` and `env_id` only the value."""
-    starts = {key: f"{key.removeprefix('algo_kwargs.')}=" for key in setting} | {
-        "algo": "",
-        "env_id": "",
-    }
-    return " ".join(starts[key] + _label_text(value) for key, value in setting.items())
-
-
-def _label_text(value: Any) -> str:
-    return re.sub(r"[\"{}\[\] ]", "", value if isinstance(value, str) else value_text(value))
+    parts = []
+    for key, value in setting.items():
+        text = value if isinstance(value, str) else value_text(value)
+        start = "" if key in ("algo", "env_id") else f"{key.removeprefix('algo_kwargs.')}="
+        parts.append(start + re.sub(r"[\"{}\[\] ]", "", text))
+    return " ".join(parts)
 
 
 def _is_plain(value: Any) -> bool:
     """Whether a value's text in a folder's name can be read in one way only."""
     if isinstance(value, str):
-        is_number = (
-            re.fullmatch(r"[-+.\d].*|true|false|null|nan|inf.*", value, re.IGNORECASE) is not None
-        )
+        is_number = re.fullmatch(r"[-+.\d].*|true|false|null|nan|inf.*", value, re.IGNORECASE)
         return not is_number and safe_name(value) == value
-    if isinstance(value, (list, tuple)):
-        return isinstance(value, list) and len(value) > 1 and all(map(_is_plain_number, value))
+    if isinstance(value, list):
+        return len(value) > 1 and all(map(_is_plain_number, value))
     return isinstance(value, bool) or _is_plain_number(value)
 
 
@@ -238,11 +208,8 @@ def _is_plain_number(value: Any) -> bool:
 def identity(value: Any) -> str:
     """Text that differs between values of different types or contents, and is the same in every process."""
     if isinstance(value, Mapping):
-        return (
-            "{"
-            + ", ".join(f"{identity(key)}: {identity(item)}" for key, item in value.items())
-            + "}"
-        )
+        items = [f"{identity(key)}: {identity(item)}" for key, item in value.items()]
+        return f"{{{', '.join(items)}}}"
     if isinstance(value, (list, tuple)):
         return f"{type(value).__name__}({', '.join(map(identity, value))})"
     return repr(value)
@@ -275,20 +242,18 @@ T = TypeVar("T")
 
 def parse_seeds(value: Any) -> tuple[int, ...]:
     """The seeds that `0..4`, `0,3,7`, `0..4,10`, a number or a list of numbers means."""
-    if isinstance(value, bytes):
-        value = value.decode(errors="replace")
+    is_list = isinstance(value, Iterable) and not isinstance(value, (Mapping, bytes))
+    parts: Iterable[Any] = [value]
     if isinstance(value, str):
-        parts: Iterable[Any] = (part.strip() for part in value.split(","))
-    else:
-        is_list = (
-            isinstance(value, Iterable)
-            and not isinstance(value, Mapping)
-            and getattr(value, "ndim", 1) == 1
-        )
-        parts = value if is_list else [value]
+        parts = value.split(",")
+    elif is_list and getattr(value, "ndim", 1) == 1:  # an array of NumPy with more is no list
+        parts = value
     found: dict[int, None] = {}
     for part in parts:
-        for seed in _parse_part(part, value):
+        seeds = _seeds_in(part)
+        if not seeds:
+            raise ConfigError(f"bad value {value!r:.80} for seeds: {FORM}")
+        for seed in seeds:
             if seed in found:
                 raise ConfigError(f"seed {seed} is given twice in seeds {value!r:.80}: remove one")
             found[seed] = None
@@ -301,25 +266,15 @@ def parse_seeds(value: Any) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _parse_part(part: Any, value: Any) -> range:
-    first, last = part, part
+def _seeds_in(part: Any) -> range:
+    """The seeds of one part of a list; empty if it is none."""
     if isinstance(part, str):
-        match = re.fullmatch(r"(\d{1,40})(?:\s*\.\.\s*(\d{1,40}))?", part)
-        if match is None:
-            raise ConfigError(f"bad value {value!r:.80} for seeds: {FORM}")
-        first, last = int(match[1]), int(match[2] or match[1])
-    is_whole = (
-        hasattr(first, "__index__")
-        and not isinstance(first, bool)
-        and getattr(first, "ndim", 0) == 0
+        match = re.fullmatch(r"\s*(\d{1,40})(?:\s*\.\.\s*(\d{1,40}))?\s*", part)
+        return range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
+    number = (
+        -1 if isinstance(part, (bool, Iterable)) or not hasattr(part, "__index__") else int(part)
     )
-    if (
-        not is_whole
-        or not 0 <= first <= last
-        or (hasattr(first, "tolist") and isinstance(first, Iterable))
-    ):
-        raise ConfigError(f"bad value {value!r:.80} for seeds: {FORM}")
-    return range(int(first), int(last) + 1)
+    return range(max(0, number), number + 1)
 
 
 def format_seeds(seeds: Sequence[int]) -> str:
