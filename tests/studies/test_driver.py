@@ -12,10 +12,9 @@ import pytest
 
 from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.studies.launching import driver as driver_module
-from rl_training.studies.launching.driver import Driver, Outcome
+from rl_training.studies.launching.driver import Driver, Listener, Outcome
 from rl_training.studies.launching.launchers import Exit
 from rl_training.studies.launching.orders import Order
-from rl_training.studies.launching.progress import QuietListener
 from rl_training.studies.plan import PlannedRun, StudyFolder, make_plan, store_plan
 
 BASE = {"algo": "ppo", "env_id": "CartPole-v1", "total_timesteps": 100, "num_threads": 1}
@@ -25,7 +24,7 @@ STALE = 60.0
 class Worker:
     """A worker process of another machine: it owns its run, beats when the test says so, and counts its deaths."""
 
-    threads_per_run, may_queue, where = 1, False, "elsewhere"
+    threads_per_run, may_queue = 1, False
 
     def __init__(self) -> None:
         self.kills, self.has_ended, self.run_dir = 0, False, Path()
@@ -92,7 +91,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyFolder:
 def drive(study: StudyFolder, on_look: Callable[[Worker, int], None]) -> Worker:
     """Drive the only run until it is over; `on_look` is called after each look at it, with a worker and a count."""
     worker, looks = Worker(), [0]
-    driver = Driver(study.runs(), worker, QuietListener(), study)
+    driver = Driver(study.runs(), worker, Listener(), study)
 
     def look() -> None:
         if worker.run_dir.name and not worker.has_ended:

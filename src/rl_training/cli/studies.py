@@ -150,17 +150,14 @@ def train_seeds(options: TrainOptions, many: SeedOptions) -> None:
             "--resume-or-start needs --run-suffix NAME, which identifies the runs: add it"
         )
     config = resolve(options).config
-    given = config.model_fields_set - {"seed", "output_dir"}
-    values = {key: value for key, value in config.model_dump().items() if key in given}
     name, suffix = _names_of_seeds(config, options.run_suffix)
-    study = Study.of_seeds(
-        name,
-        values,
-        many.seeds,
-        suffix,
-        config.output_dir,
-        options.plugin or (),
-        options.callback or (),
+    study = Study(
+        config,
+        seeds=many.seeds,
+        name=name,
+        suffix=suffix,
+        plugins=options.plugin or (),
+        callbacks=options.callback or (),
     )
     if options.run_suffix is not None and study.path.exists() and not options.resume_or_start:
         raise RunExistsError(

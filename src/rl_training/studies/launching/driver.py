@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.ownership import (
@@ -27,7 +27,7 @@ from rl_training.experiment.ownership import (
 from rl_training.experiment.run_folder import TrainingRun
 from rl_training.studies.catalog import RunInfo, is_complete, is_run_folder, read_run
 from rl_training.studies.launching.launchers import Exit, Handle, Launcher, last_words
-from rl_training.studies.launching.orders import OWNED, make_order
+from rl_training.studies.launching.orders import OWNED, log_of, make_order
 from rl_training.studies.plan import PlannedRun, StudyFolder
 
 ATTEMPTS_WITHOUT_PROGRESS = 3
@@ -38,6 +38,7 @@ SECONDS_BETWEEN_LOOKS = 1.0
 """Seconds between two looks at heartbeats, and at runs that other processes train."""
 
 
+HANDLED = ("SIGINT", "SIGTERM", "SIGHUP")
 NO_PLACE = (
     "no node of the cluster is like the one that trained it so far: add one, or leave out --like-nodes to resume it"
     " approximately"
@@ -59,7 +60,7 @@ class Outcome(Enum):
     """Ended by `Driver.prune`."""
 
 
-IS_OVER = {Outcome.DONE, Outcome.FAILED, Outcome.GIVEN_UP, Outcome.STOPPED, Outcome.PRUNED}
+NOT_OVER = {Outcome.WAITING, Outcome.ACTIVE, Outcome.ELSEWHERE}
 
 
 @dataclass
@@ -73,7 +74,6 @@ class Task:
     info: RunInfo | None = None
     """What its folder said when it was last read; None: it has none yet."""
     handle: Handle | None = None
-    log: Path | None = None
     pointer: bytes | None = None
     """The checkpoint from which the last attempt began."""
     attempt_before: int = 0
@@ -82,6 +82,18 @@ class Task:
     not_before: float = 0.0
     started: float = 0.0
 
+    @property
+    def score(self) -> float | None:
+        """Last evaluation; None if the run is not complete or was not evaluated."""
+        return self.info.last_eval if self.info and self.outcome is Outcome.DONE else None
+
+    @property
+    def failure(self) -> str | None:
+        """Why the run failed or was given up; None if it was not."""
+        if self.outcome in (Outcome.FAILED, Outcome.GIVEN_UP):
+            return self.reason or self.outcome.value
+        return None
+
     def look(self, now: float) -> RunInfo | None:
         """Read the run folder again; `now` is the time on the clock that dates its files."""
         self.info = read_run(self.run.run_dir, now) if is_run_folder(self.run.run_dir) else None
@@ -89,18 +101,18 @@ class Task:
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`: the folder's facts, the setting, and what has become of the run here."""
-        known: dict[str, Any] = {
-            "run_dir": str(self.run.run_dir),
-            "seed": self.run.config.seed,
-            "state": "planned",
+        values: dict[str, Any] = {"run_dir": str(self.run.run_dir), "seed": self.run.config.seed}
+        values |= {"state": "planned"} if self.info is None else self.info.as_dict()
+        return {
+            **values,
+            "setting": self.run.setting,
+            "outcome": self.outcome.value,
+            "reason": self.reason or values.get("reason"),
         }
-        values = known if self.info is None else self.info.as_dict()
-        own = {"setting": self.run.setting, "outcome": self.outcome.value}
-        return {**values, **own, "reason": self.reason or values.get("reason")}
 
 
-class Listener(Protocol):
-    """Shows the progress of a study."""
+class Listener:
+    """Shows the progress of a study; this one shows nothing."""
 
     def event(self, task: Task, text: str) -> None:
         """Something happened to a run."""
@@ -136,7 +148,7 @@ class Driver:
         with handling_signals(self._interrupt):
             try:
                 while any(
-                    task.outcome not in IS_OVER or task.handle is not None for task in self.tasks
+                    task.outcome in NOT_OVER or task.handle is not None for task in self.tasks
                 ):
                     self._tick()
                     time.sleep(SECONDS_BETWEEN_POLLS)
@@ -149,7 +161,7 @@ class Driver:
 
     def prune(self, task: Task, reason: str) -> None:
         """End a run that is not worth its remaining steps: it saves and stops, and is not tried again."""
-        if task.outcome not in IS_OVER:
+        if task.outcome in NOT_OVER:
             task.outcome, task.reason = Outcome.PRUNED, reason
             ask_to_stop(task.run.run_dir)
             self._listener.event(task, f"pruned: {reason}")
@@ -188,22 +200,18 @@ class Driver:
             self._awake_since = self._now
 
     def _look(self) -> None:
+        is_stopping = self.interrupted_by is not None
         for task in self.tasks:
             if task.outcome is Outcome.ELSEWHERE:
                 self._look_elsewhere(task)
             elif task.handle is not None:
                 task.look(self._now)
-                self._replace_if_hung(task)
-                if self.interrupted_by is not None or task.outcome is Outcome.PRUNED:
+                self._replace_if_hung(task, task.handle)
+                if is_stopping or task.outcome is Outcome.PRUNED:
                     ask_to_stop(task.run.run_dir)
-            if self.interrupted_by is not None and task.outcome in (
-                Outcome.WAITING,
-                Outcome.ELSEWHERE,
-            ):
-                task.outcome, task.reason = (
-                    Outcome.STOPPED,
-                    "not started" if task.info is None else "not continued",
-                )
+            if is_stopping and task.outcome in (Outcome.WAITING, Outcome.ELSEWHERE):
+                task.outcome = Outcome.STOPPED
+                task.reason = "not started" if task.info is None else "not continued"
 
     def _look_elsewhere(self, task: Task) -> None:
         info = task.look(self._now)
@@ -216,22 +224,20 @@ class Driver:
 
     def _start_waiting(self) -> None:
         free = self._launcher.capacity() - sum(task.handle is not None for task in self.tasks)
-        now = time.monotonic()
-        for task in self.tasks:
-            if free <= 0:
-                return
-            if (
-                task.outcome is Outcome.WAITING
-                and now >= task.not_before
-                and self._launcher.can_start(task.run)
-            ):
+        for task in self._waiting():
+            is_due = free > 0 and time.monotonic() >= task.not_before
+            if is_due and self._launcher.can_start(task.run):
                 self._start(task)
                 free -= task.handle is not None
-        waiting = [task for task in self.tasks if task.outcome is Outcome.WAITING]
-        is_idle = all(task.handle is None for task in self.tasks)
-        if waiting and is_idle and not any(self._launcher.can_start(task.run) for task in waiting):
+        if any(task.handle is not None for task in self.tasks):
+            return
+        waiting = self._waiting()
+        if not any(self._launcher.can_start(task.run) for task in waiting):
             for task in waiting:
                 self._fail(task, Outcome.GIVEN_UP, NO_PLACE)
+
+    def _waiting(self) -> list[Task]:
+        return [task for task in self.tasks if task.outcome is Outcome.WAITING]
 
     def _start(self, task: Task) -> None:
         self._recall(task)  # another driver may have begun or finished it
@@ -239,14 +245,17 @@ class Driver:
             return
         owner = read_owner(task.run.run_dir)
         task.attempt_before = 0 if owner is None else owner.attempt
-        order = make_order(task.run, self._study, task.attempt_before)
         task.pointer = TrainingRun(task.run.run_dir).read_pointer()
-        task.outcome, task.log = Outcome.ACTIVE, order.log
+        order = make_order(task.run, self._study, task.attempt_before)
         task.handle, task.started = self._launcher.start(order), self._now
-        where = f" on {task.handle.where}" if task.handle.where else ""
-        is_new = task.info is None or not task.info.has_checkpoint
-        step = "" if task.info is None or is_new else f" at step {task.info.step:,}"
-        self._listener.event(task, f"{'started' if is_new else 'resumed'}{step}{where}")
+        if task.handle is None:
+            task.not_before = time.monotonic() + SECONDS_BETWEEN_LOOKS
+            return
+        task.outcome = Outcome.ACTIVE
+        text = "started"
+        if task.info is not None and task.info.has_checkpoint:
+            text = f"resumed at step {task.info.step:,}"
+        self._listener.event(task, text)
 
     def _end(self, task: Task, ended: Exit) -> None:
         """Decide, from the run folder, what the end of a worker process means."""
@@ -257,20 +266,17 @@ class Driver:
         if info is not None and is_complete(info):
             self._finish(task, info)
         elif self.interrupted_by is not None:
-            task.outcome, task.reason = (
-                Outcome.STOPPED,
-                "saved" if info is not None else "not started",
-            )
-            self._listener.event(
-                task, f"stopped{'' if info is None else f' at step {info.step:,}, saved'}"
-            )
+            task.outcome = Outcome.STOPPED
+            task.reason = "not started" if info is None else "saved"
+            step = "" if info is None else f" at step {info.step:,}, saved"
+            self._listener.event(task, f"stopped{step}")
         elif ended.code == OWNED or (info is not None and info.state == "running"):
             task.outcome = Outcome.ELSEWHERE
             self._listener.event(task, "another process trains it: waiting for it")
         elif info is not None and info.state == "failed":
             self._fail(task, Outcome.FAILED, info.reason or ended.text)
         elif info is None and ended.code is not None and 0 < ended.code < 128:
-            words = last_words(task.log) if task.log else ""
+            words = last_words(log_of(task.run, self._study))
             self._fail(task, Outcome.FAILED, words or ended.text)
         else:
             self._try_again(task, ended)
@@ -278,45 +284,41 @@ class Driver:
     def _try_again(self, task: Task, ended: Exit) -> None:
         """Another attempt for a run that died from outside, unless three made no progress."""
         if not ended.was_started:
-            task.outcome, task.not_before = (
-                Outcome.WAITING,
-                time.monotonic() + SECONDS_BETWEEN_LOOKS,
-            )
+            task.outcome = Outcome.WAITING
+            task.not_before = time.monotonic() + SECONDS_BETWEEN_LOOKS
             return
         has_progress = TrainingRun(task.run.run_dir).read_pointer() != task.pointer
         task.attempts_without_progress = 0 if has_progress else task.attempts_without_progress + 1
         if task.attempts_without_progress >= ATTEMPTS_WITHOUT_PROGRESS:
-            words = last_words(task.log) if task.log and ended.code != -signal.SIGKILL else ""
             reason = f"{ended.text}, {ATTEMPTS_WITHOUT_PROGRESS} times without a new checkpoint"
-            self._fail(
-                task, Outcome.GIVEN_UP, f"{reason}; its last words: {words}" if words else reason
-            )
+            words = last_words(log_of(task.run, self._study))
+            if words and ended.code != -signal.SIGKILL:
+                reason += f"; its last words: {words}"
+            self._fail(task, Outcome.GIVEN_UP, reason)
             return
         task.outcome = Outcome.WAITING
         # Not at once: what ended it, such as too little memory, may last a moment.
         task.not_before = time.monotonic() + task.attempts_without_progress
         self._listener.event(task, f"died ({ended.text}): trying again")
 
-    def _replace_if_hung(self, task: Task) -> None:
+    def _replace_if_hung(self, task: Task, handle: Handle) -> None:
         """End a worker process whose heartbeat is stale: it is suspended, stuck, or cut off from its folder."""
         owner = read_owner(task.run.run_dir)
-        if task.handle is None:
-            return
+        awake = self._now - self._awake_since
         if owner is None or owner.attempt <= task.attempt_before:  # it does not own the run yet
-            waited = self._now - max(task.started, self._awake_since)
+            waited = min(awake, self._now - task.started)
             age = 0.0 if self._launcher.may_queue else waited - SECONDS_TO_START
+        elif owner.is_gone:
+            return
         else:
-            age = 0.0 if owner.is_gone else heartbeat_age(task.run.run_dir, owner, self._now)
-            age = min(age, self._now - self._awake_since)
+            age = min(awake, heartbeat_age(task.run.run_dir, owner, self._now))
         if age > stale_seconds():
-            self._listener.event(
-                task, f"has given no heartbeat for {age:.0f} seconds: replacing its process"
-            )
-            task.handle.kill()
+            text = f"has given no heartbeat for {age:.0f} seconds: replacing its process"
+            self._listener.event(task, text)
+            handle.kill()
             self._end(task, Exit(None, "its heartbeat was stale"))
-            if (
-                task.outcome is Outcome.ELSEWHERE
-            ):  # its process still looks alive, and is fenced off by the next one
+            # A process that still looks alive is fenced off by the next one.
+            if task.outcome is Outcome.ELSEWHERE:
                 task.outcome = Outcome.WAITING
 
     def _finish(self, task: Task, info: RunInfo) -> None:
@@ -327,10 +329,8 @@ class Driver:
         self._listener.event(task, f"{end} at step {info.step:,}{score}{note}")
 
     def _fail(self, task: Task, outcome: Outcome, reason: str) -> None:
-        task.outcome, task.reason = (
-            outcome,
-            reason.strip().partition("\n")[0],
-        )  # without the traceback
+        task.outcome = outcome
+        task.reason = reason.strip().partition("\n")[0]  # without the traceback
         self._listener.event(task, f"{outcome.value}: {task.reason}")
 
     def _interrupt(self, number: signal.Signals) -> None:
@@ -342,21 +342,16 @@ class Driver:
 
 def other_run(info: RunInfo, config: TrainConfig) -> str | None:
     """Why a folder does not hold the run that the plan has there; None if it does, as far as its metadata tell."""
-    planned = {
-        "algo": config.algo,
-        "env_id": config.env_id,
-        "seed": config.seed,
-        "total_timesteps": config.total_timesteps,
-    }
     found = {
         "algo": info.algo,
         "env_id": info.env_id,
         "seed": info.seed,
         "total_timesteps": info.total,
     }
-    for key, value in planned.items():
-        if found[key] is not None and found[key] != value:
-            return f"its folder holds another run: {key} is {found[key]} there and {value} in the plan; move it away"
+    planned = config.model_dump(include={*found})
+    for key, value in found.items():
+        if value is not None and value != planned[key]:
+            return f"its folder holds another run: {key} is {value} there and {planned[key]} in the plan; move it away"
     return None
 
 
@@ -377,13 +372,10 @@ def handling_signals(handle: Callable[[signal.Signals], None]) -> Iterator[None]
     def on_signal(number: int, frame: FrameType | None) -> None:
         handle(signal.Signals(number))
 
-    numbers = [
-        signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-    ]
     before: dict[signal.Signals, Callable[..., object] | int | None] = {
         number: signal.signal(number, on_signal)
-        for number in numbers
-        if signal.getsignal(number) != signal.SIG_IGN
+        for number in signal.Signals
+        if number.name in HANDLED and signal.getsignal(number) != signal.SIG_IGN
     }
     try:
         yield

@@ -68,10 +68,6 @@ class ClusterOptions:
 class Handle(Protocol):
     """A run that was started."""
 
-    @property
-    def where(self) -> str:
-        """The machine on which it runs, as far as it is known; empty: this one."""
-
     def poll(self) -> Exit | None:
         """How it ended; None while it has not."""
 
@@ -93,8 +89,8 @@ class Launcher(Protocol):
     def can_start(self, run: PlannedRun) -> bool:
         """Whether there is a place where this run may be trained."""
 
-    def start(self, order: Order) -> Handle:
-        """Start a run."""
+    def start(self, order: Order) -> Handle | None:
+        """Start a run; None if there is no place for it any more."""
 
     def close(self) -> None:
         """Release what the launcher holds."""
@@ -161,7 +157,6 @@ class LocalHandle:
     """A process of this machine."""
 
     process: subprocess.Popen[bytes]
-    where: str = ""
 
     def poll(self) -> Exit | None:
         """How it ended; None while it has not."""
@@ -171,9 +166,8 @@ class LocalHandle:
     def kill(self) -> None:
         """Kill it."""
         self.process.kill()
-        with contextlib.suppress(
-            subprocess.TimeoutExpired
-        ):  # stuck in the kernel: fenced off by the next attempt
+        # One that is stuck in the kernel is fenced off by the next attempt.
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(5)
 
 
@@ -205,8 +199,8 @@ class SettingsCheck:
         self._runs = list({run.setting: run for run in runs}.values())
         self._process = start_worker(subprocess.PIPE)
         configs = [worker_values(run.config) for run in self._runs]
-        code = {"plugins": list(plugins), "callbacks": list(callbacks)}
-        self._order = json.dumps({"check": configs, "question": question, **code})
+        order = {"check": configs, "question": question, "plugins": plugins, "callbacks": callbacks}
+        self._order = json.dumps(order)
 
     def answers(self) -> list[dict[str, Any]]:
         """What the worker says of each setting: its needs, or its `error`."""
@@ -230,25 +224,20 @@ class SettingsCheck:
 
     def wait(self) -> list[SettingNeeds]:
         """The needs of each setting; a `ConfigError` names the first setting that could not start."""
-        answers = self.answers()
-        wrong = [
-            (run, answer["error"])
-            for run, answer in zip(self._runs, answers, strict=True)
+        answers = list(zip(self._runs, self.answers(), strict=True))
+        errors = {
+            run.setting: answer["error"].splitlines()[0]
+            for run, answer in answers
             if "error" in answer
-        ]
-        if wrong:
-            run, error = wrong[0][0], wrong[0][1].splitlines()[0]
-            if not run.setting or len({text for _, text in wrong}) == 1 < len(wrong) == len(
-                self._runs
-            ):
-                raise ConfigError(error)  # wrong in what all settings share
-            more = (
-                f" ({len(wrong) - 1} more of {len(self._runs)} settings wrong)"
-                if len(wrong) > 1
-                else ""
-            )
-            raise ConfigError(f"setting {run.setting}: {error}{more}")
+        }
+        if errors:
+            setting, error = next(iter(errors.items()))
+            is_common = len(errors) == len(answers) > 1 and len({*errors.values()}) == 1
+            if not setting or is_common:
+                raise ConfigError(error)
+            more = f" ({len(errors) - 1} more of {len(answers)} settings wrong)"
+            raise ConfigError(f"setting {setting}: {error}{more if len(errors) > 1 else ''}")
         return [
             SettingNeeds(run.setting, answer["num_threads"], answer["memory_bytes"])
-            for run, answer in zip(self._runs, answers, strict=True)
+            for run, answer in answers
         ]

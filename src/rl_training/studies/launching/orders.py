@@ -19,32 +19,34 @@ LOGS = "logs"
 
 @dataclass(frozen=True)
 class Order:
-    """One run to train: what the worker process is told, and where its output goes."""
+    """One run to train: what the worker process is told."""
 
     run: PlannedRun
     text: str
-    log: Path
+
+
+def log_of(run: PlannedRun, study: StudyFolder) -> Path:
+    """The file that the output of a run's worker processes is appended to."""
+    return study.path / LOGS / f"{run.run_dir.name}.log"
 
 
 def make_order(run: PlannedRun, study: StudyFolder, last_attempt: int = 0) -> Order:
     """The order to train a run of a study, of which `last_attempt` is the last attempt known."""
-    log = study.path / LOGS / f"{run.run_dir.name}.log"
+    log = log_of(run, study)
     with translate_write_errors(log.parent):
         log.parent.mkdir(exist_ok=True)
-    code = {"plugins": list(study.plan.plugins), "callbacks": list(study.plan.callbacks)}
     values = {
         "config": worker_values(run.config),
         "suffix": run.suffix,
         "last_attempt": last_attempt,
-        **code,
-    }
-    values["working_dir"] = study.plan.working_dir
-    places = {
+        "plugins": study.plan.plugins,
+        "callbacks": study.plan.callbacks,
+        "working_dir": study.plan.working_dir,
         "study": str((study.path / PLAN_FILE).absolute()),
         "log": str(log.absolute()),
         "command": sys.argv,
     }
-    return Order(run, json.dumps({**values, **places}), log)
+    return Order(run, json.dumps(values))
 
 
 def worker_values(config: TrainConfig) -> dict[str, Any]:

@@ -28,24 +28,11 @@ ORDER = (
 def make_listener() -> Listener:
     """A table on a terminal, lines elsewhere, nothing if messages are suppressed."""
     if is_quiet():
-        return QuietListener()
+        return Listener()
     return TableListener() if is_terminal(sys.stderr) else LineListener()
 
 
-class QuietListener:
-    """Shows nothing."""
-
-    def event(self, task: Task, text: str) -> None:
-        """Show nothing."""
-
-    def look(self, tasks: Sequence[Task]) -> None:
-        """Show nothing."""
-
-    def close(self) -> None:
-        """Stop."""
-
-
-class LineListener(QuietListener):
+class LineListener(Listener):
     """A line for each event."""
 
     def event(self, task: Task, text: str) -> None:
@@ -53,7 +40,7 @@ class LineListener(QuietListener):
         tell(f"{task.run.label}: {text}")
 
 
-class TableListener(QuietListener):
+class TableListener(Listener):
     """A table that is redrawn in place; failures are also printed above it."""
 
     def __init__(self) -> None:

@@ -9,13 +9,13 @@ import shutil
 import socket
 import time
 import uuid
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rl_training.errors import ConfigError, RLTrainingError, install_extra
+from rl_training.experiment.checkpoint_folder import last_metadata
 from rl_training.files import translate_write_errors
 from rl_training.studies.launching.launchers import (
     ClusterOptions,
@@ -33,8 +33,8 @@ SECONDS_BETWEEN_LOOKS = 2.0
 SECONDS_BETWEEN_POLLS = 0.1
 
 
-def train_on_node(text: str, folder: str) -> tuple[int, str]:
-    """The Ray task: train one run in a worker process of this node; returns its exit code and the node's host."""
+def train_on_node(text: str, folder: str) -> int:
+    """The Ray task: train one run in a worker process of this node; returns its exit code."""
     with contextlib.suppress(OSError):
         os.chdir(folder)
     process = start_worker()
@@ -43,7 +43,7 @@ def train_on_node(text: str, folder: str) -> tuple[int, str]:
         # Polled: a blocking wait would hold back the task's cancellation.
         while (code := process.poll()) is None:
             time.sleep(SECONDS_BETWEEN_POLLS)
-        return code, socket.gethostname()
+        return code
     finally:
         if process.poll() is None:
             process.kill()
@@ -65,61 +65,49 @@ def probe_node(folder: str, token: str, with_kind: bool) -> dict[str, Any]:
     return {"host": socket.gethostname(), "is_shared": is_shared, "kind": dict(kind)}
 
 
+ENDS = {
+    "TaskUnschedulableError": "its node was gone before it started",
+    "NodeDiedError": "its node was lost",
+    "WorkerCrashedError": "its Ray worker was killed",
+}
+"""The end of a task in words, by the name of Ray's error."""
+
+
 @dataclass
 class RayHandle:
     """A Ray task that trains a run."""
 
     ray: Any
     task: Any
-    node: str | None = None
-    gone: set[str] = field(default_factory=set)
+    node: str | None
+    gone: set[str | None]
     """Nodes that turned out to be gone, though the cluster still listed them."""
-    where: str = ""
     is_over: bool = False
 
     def poll(self) -> Exit | None:
         """How it ended; None while it has not."""
-        ended = self._poll()
-        self.is_over = ended is not None
-        return ended
-
-    def _poll(self) -> Exit | None:
+        exceptions = self.ray.exceptions
         try:
             ready, _ = self.ray.wait([self.task], timeout=0)
             if not ready:
                 return None
-            code, _ = self.ray.get(self.task)
+            self.is_over = True
+            code = self.ray.get(self.task)
             return Exit(code, describe_exit(code))
-        except self.ray.exceptions.RayTaskError as error:
+        except exceptions.RayTaskError as error:
             return Exit(1, f"its Ray task failed: {str(error).strip().splitlines()[-1]}")
-        except self.ray.exceptions.TaskUnschedulableError:
-            self.gone |= {self.node} if self.node else set()
-            return Exit(None, "its node was gone before it started", was_started=False)
-        except self.ray.exceptions.NodeDiedError:
-            self.gone |= {self.node} if self.node else set()
-            return Exit(None, "its node was lost")
-        except self.ray.exceptions.WorkerCrashedError:
-            return Exit(None, "its Ray worker was killed")
-        except self.ray.exceptions.RayError as error:
-            return Exit(None, f"{type(error).__name__} of Ray")
+        except exceptions.RayError as error:
+            self.is_over = True
+            was_started = not isinstance(error, exceptions.TaskUnschedulableError)
+            if not was_started or isinstance(error, exceptions.NodeDiedError):
+                self.gone.add(self.node)
+            name = type(error).__name__
+            return Exit(None, ENDS.get(name, f"{name} of Ray"), was_started)
 
     def kill(self) -> None:
         """Cancel the task, as far as Ray reaches it."""
         with contextlib.suppress(self.ray.exceptions.RayError, ValueError):
             self.ray.cancel(self.task, force=True)
-
-
-class NoNode:
-    """In place of a Ray task: every node on which the run may be trained is gone."""
-
-    where, node, is_over = "", None, True
-
-    def poll(self) -> Exit:
-        """It was never started."""
-        return Exit(None, "its nodes are gone", was_started=False)
-
-    def kill(self) -> None:
-        """Nothing to end."""
 
 
 @dataclass
@@ -138,7 +126,7 @@ class RayLauncher:
         self._ray = import_ray()
         self._is_ours = connect(self._ray, self.options.address)
         self._kinds: dict[str, Mapping[str, str]] = {}
-        self._gone: set[str] = set()
+        self._gone: set[str | None] = set()
         self._next_look, self._alive = 0.0, list[dict[str, Any]]()
         try:
             self._probe()
@@ -155,49 +143,51 @@ class RayLauncher:
 
     def capacity(self) -> int:
         """Runs for which the cluster has room, at most `jobs`; nodes may come and go."""
-        room = self._count_room()
-        return room if self.jobs is None else min(self.jobs, room)
+        room = max(1, sum(self._room().values()))
+        return min(self.jobs or room, room)
 
     def can_start(self, run: PlannedRun) -> bool:
         """Whether a node is there on which the run may be trained."""
-        return not self.options.like_nodes or bool(self._like_nodes(run))
+        return not self.options.like_nodes or bool(self._places(run))
 
-    def start(self, order: Order) -> RayHandle | NoNode:
-        """Submit a run to the node with the most room.
+    def start(self, order: Order) -> RayHandle | None:
+        """Submit a run to the node with the most free slots.
 
         Ray itself would go on sending runs to a node that it has not noticed to be lost.
         """
-        remote = self._ray.remote(max_calls=1, max_retries=0)(train_on_node)
-        options: dict[str, Any] = {
-            "num_cpus": self.cpus_per_run,
-            "num_gpus": self.options.gpus_per_run,
-        }
-        node = self._choose_node(order.run)
-        if node is None and self.options.like_nodes:
-            return NoNode()
-        if node is not None:
-            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
-        task = remote.options(**options, name=order.run.run_dir.name).remote(
-            order.text, str(Path.cwd())
+        places = self._places(order.run)
+        for handle in self._handles:
+            if handle.node in places and not handle.is_over:
+                places[handle.node] -= 1
+        if self.options.like_nodes and not places:
+            return None
+        node = max(places, key=lambda name: places[name], default=None)  # None: Ray chooses
+        task = self._submit(
+            train_on_node,
+            (order.text, str(Path.cwd())),
+            node,
+            num_cpus=self.cpus_per_run,
+            num_gpus=self.options.gpus_per_run,
+            name=order.run.run_dir.name,
         )
         handle = RayHandle(self._ray, task, node, self._gone)
         self._handles = [*(known for known in self._handles if not known.is_over), handle]
         return handle
 
-    def _choose_node(self, run: PlannedRun) -> str | None:
-        """The node with the most free slots, among like ones if asked for; None: Ray chooses."""
-        used = Counter(handle.node for handle in self._handles if not handle.is_over)
-        names = set(self._like_nodes(run)) if self.options.like_nodes else None
-        free = {
-            node["NodeID"]: self._slots(node) - used[node["NodeID"]]
-            for node in self._nodes()
-            if node["NodeID"] not in self._gone
-            and self._slots(node) > 0
-            and (names is None or node["NodeID"] in names)
-        }
-        return max(free, key=lambda name: free[name]) if free else None
+    def _submit(
+        self,
+        function: Callable[..., Any],
+        arguments: Iterable[Any],
+        node: str | None,
+        **options: Any,
+    ) -> Any:
+        """A task on a node; None: on any."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        if node is not None:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
+        remote = self._ray.remote(max_calls=1, max_retries=0)(function)
+        return remote.options(**options).remote(*arguments)
 
     def close(self) -> None:
         """Leave the cluster; one that was started here ends."""
@@ -212,51 +202,41 @@ class RayLauncher:
             self._alive = [node for node in self._ray.nodes() if node["Alive"]]
         return self._alive
 
-    def _count_room(self) -> int:
-        return max(
-            1, sum(self._slots(node) for node in self._nodes() if node["NodeID"] not in self._gone)
-        )
+    def _room(self) -> dict[str, int]:
+        """How many runs fit on each node, of those on which any fits."""
+        room = {}
+        for node in self._nodes():
+            resources, counts = node["Resources"], []
+            if self.cpus_per_run:
+                counts.append(resources.get("CPU", 0) / self.cpus_per_run)
+            if self.options.gpus_per_run:
+                counts.append(resources.get("GPU", 0) / self.options.gpus_per_run)
+            slots = int(min(counts, default=1))
+            if slots > 0 and node["NodeID"] not in self._gone:
+                room[node["NodeID"]] = slots
+        return room
 
-    def _slots(self, node: dict[str, Any]) -> int:
-        """How many runs fit on a node."""
-        resources = node["Resources"]
-        counts = [resources.get("CPU", 0) / self.cpus_per_run] if self.cpus_per_run else []
-        counts += (
-            [resources.get("GPU", 0) / self.options.gpus_per_run]
-            if self.options.gpus_per_run
-            else []
-        )
-        return int(min(counts, default=1))
-
-    def _like_nodes(self, run: PlannedRun) -> list[str]:
-        """The nodes on which a run stays exact: all for a new one."""
-        alive = {node["NodeID"] for node in self._nodes() if self._slots(node) > 0} - self._gone
-        if alive - self._kinds.keys():
+    def _places(self, run: PlannedRun) -> dict[str, int]:
+        """The nodes on which a run may be trained, with the runs that fit: those on which it stays exact, if asked."""
+        if not self.options.like_nodes:
+            return self._room()
+        if self._room().keys() - self._kinds.keys():
             self._probe()
-        saved = machine_of(run.run_dir)
-        return [
-            name
+        room = self._room()
+        saved = last_metadata(run.run_dir).get("machine")  # of the last checkpoint
+        return {
+            name: room[name]
             for name, kind in self._kinds.items()
-            if name in alive and (saved is None or kind == saved)
-        ]
+            if name in room and (kind == saved or not isinstance(saved, dict))
+        }
 
     def _probe(self) -> None:
         """Look at every node; a `ConfigError` names one that does not share the folder."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        remote = self._ray.remote(max_calls=1, max_retries=0, num_cpus=0)(probe_node)
-        nodes = self._nodes()
         with shared_token(self.output_dir) as token:
             arguments = str(self.output_dir.absolute()), token.name, self.options.like_nodes
-            tasks = [
-                remote.options(
-                    scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                ).remote(*arguments)
-                for node in nodes
-            ]
-            found = {
-                node["NodeID"]: self._answer(task) for node, task in zip(nodes, tasks, strict=True)
-            }
+            names = [node["NodeID"] for node in self._nodes()]
+            tasks = [self._submit(probe_node, arguments, name, num_cpus=0) for name in names]
+            found = {name: self._answer(task) for name, task in zip(names, tasks, strict=True)}
             answers = {name: answer for name, answer in found.items() if answer is not None}
             self._gone |= found.keys() - answers.keys()
             # Each node that saw the folder has put a file into it.
@@ -343,11 +323,3 @@ def shared_token(folder: Path) -> Iterator[Path]:
         for path in missing:
             with contextlib.suppress(OSError):
                 path.rmdir()
-
-
-def machine_of(run_dir: Path) -> dict[str, str] | None:
-    """The machine that wrote the last checkpoint of a run, from its manifest; None if there is none."""
-    from rl_training.experiment.checkpoint_folder import last_metadata
-
-    found = last_metadata(run_dir).get("machine")
-    return dict(found) if isinstance(found, dict) else None

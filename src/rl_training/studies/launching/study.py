@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ class SettingResult:
     @property
     def scores(self) -> dict[int, float | None]:
         """Last evaluation of each seed; None if its run is not complete or was not evaluated."""
-        return {task.run.config.seed: _score(task) for task in self.tasks}
+        return {task.run.config.seed: task.score for task in self.tasks}
 
     @property
     def interval(self) -> MeanInterval | None:
@@ -77,22 +77,13 @@ def results_by_setting(tasks: Sequence[Task]) -> list[SettingResult]:
     return [SettingResult(setting, members) for setting, members in groups.items()]
 
 
-class StudyResult(Mapping[str, RunRecord]):
+class StudyResult(dict[str, RunRecord]):
     """The runs of a study by the names of their folders; runs that have no folder yet are left out."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.tasks = list(tasks)
-        found = [task.run for task in tasks if task.info is not None]
-        self._records = {run.run_dir.name: RunRecord(run.run_dir) for run in found}
-
-    def __getitem__(self, name: str) -> RunRecord:
-        return self._records[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._records)
-
-    def __len__(self) -> int:
-        return len(self._records)
+        folders = [task.run.run_dir for task in tasks if task.info is not None]
+        super().__init__({folder.name: RunRecord(folder) for folder in folders})
 
     def __repr__(self) -> str:
         return f"<{len(self.tasks)} runs: {', '.join(str(result.interval) for result in self.settings)}>"
@@ -105,11 +96,7 @@ class StudyResult(Mapping[str, RunRecord]):
     @property
     def failed(self) -> dict[str, str]:
         """Why runs failed or were given up, by the names of their folders."""
-        return {
-            task.run.run_dir.name: task.reason or task.outcome.value
-            for task in self.tasks
-            if task.outcome in (Outcome.FAILED, Outcome.GIVEN_UP)
-        }
+        return {task.run.run_dir.name: task.failure for task in self.tasks if task.failure}
 
     @property
     def is_complete(self) -> bool:
@@ -117,16 +104,13 @@ class StudyResult(Mapping[str, RunRecord]):
         return all(task.outcome is Outcome.DONE for task in self.tasks)
 
 
-def _score(task: Task) -> float | None:
-    return task.info.last_eval if task.outcome is Outcome.DONE and task.info is not None else None
-
-
 class Study:
     """Many runs: settings that vary, times seeds. Each is an ordinary run in a process of its own.
 
     `base` is a configuration or a mapping of its keys; `vary` a grid (a mapping of dotted keys to lists) or a list of
-    settings; `seeds` a range, a list, or text such as `0..4`. The study and its runs are in `output_dir/name`. Running
-    it again continues it: what is finished is not trained again.
+    settings; `seeds` a range, a list, or text such as `0..4`. The study and its runs are in `output_dir/name`; `suffix`
+    ends the names of the run folders, before the setting's label. Running it again continues it: what is finished is
+    not trained again.
     """
 
     def __init__(
@@ -139,43 +123,30 @@ class Study:
         output_dir: str | Path | None = None,
         plugins: Sequence[str] = (),
         callbacks: Sequence[str] = (),
+        suffix: str | None = None,
     ) -> None:
         if isinstance(base, TrainConfig):
-            values = {
-                key: value
-                for key, value in base.model_dump().items()
-                if key in base.model_fields_set
-            }
-            values.pop("seed", None)
+            values = base.model_dump(include=base.model_fields_set - {"seed"})
         else:
             values = dict(base)
         own_dir = values.pop("output_dir", None)
-        parent = Path(output_dir or own_dir or "runs")
         name = name or safe_name(
             f"{values.get('algo', 'study')}__{values.get('env_id', 'offline')}"
         )
-        self.plan = make_plan(
-            name, [values], vary=vary, seeds=seeds, plugins=plugins, callbacks=callbacks
-        )
-        self.path = parent / name
-        self.plan.runs(self.path)  # validated now
-
-    @classmethod
-    def of_seeds(
-        cls,
-        name: str,
-        base: Mapping[str, Any],
-        seeds: Any,
-        suffix: str,
-        output_dir: Path,
-        plugins: Sequence[str] = (),
-        callbacks: Sequence[str] = (),
-    ) -> Study:
-        """A study with one setting, whose run folders end in `suffix`."""
         plan = make_plan(
-            name, [base], seeds=seeds, plugins=plugins, callbacks=callbacks, suffix=suffix
+            name,
+            [values],
+            vary=vary,
+            seeds=seeds,
+            plugins=plugins,
+            callbacks=callbacks,
+            suffix=suffix,
         )
-        return cls._of(plan, output_dir / name)
+        self._set(plan, Path(output_dir or own_dir or "runs") / name)
+
+    def _set(self, plan: Plan, path: Path) -> None:
+        self.plan, self.path = plan, path
+        self.runs()  # validated now
 
     @classmethod
     def from_file(cls, path: str | Path) -> Study:
@@ -191,8 +162,7 @@ class Study:
     @classmethod
     def _of(cls, plan: Plan, path: Path) -> Study:
         study = cls.__new__(cls)
-        study.plan, study.path = plan, path
-        plan.runs(path)
+        study._set(plan, path)
         return study
 
     def __repr__(self) -> str:
@@ -215,9 +185,8 @@ class Study:
 
     def with_seeds(self, seeds: Sequence[int]) -> Study:
         """The same study with further seeds; to train them, `run(extend=True)`."""
-        return self._of(
-            replace(self.plan, seeds=tuple(dict.fromkeys([*self.plan.seeds, *seeds]))), self.path
-        )
+        every = dict.fromkeys([*self.plan.seeds, *seeds])
+        return self._of(replace(self.plan, seeds=tuple(every)), self.path)
 
     def fork(self, name: str) -> Study:
         """The same plan under another name, in a folder beside this one."""
@@ -241,7 +210,7 @@ class Study:
         from rl_training.plugins.user_code import split_source
 
         def places(text: str, folder: str) -> set[str]:
-            sources = {text, split_source(text)[0]}
+            sources = (text, split_source(text)[0])
             return {
                 str(Path(folder, item).resolve()) if item.endswith(".py") else item
                 for item in sources
@@ -258,11 +227,17 @@ class Study:
 
     def check(self, *, extend: bool = False) -> list[SettingNeeds]:
         """Check every setting in a process of its own, without training; returns what a run of each needs."""
-        if (self.path / PLAN_FILE).is_file():
-            refuse_changed(self.plan, open_study(self.path), is_extended=extend)
+        _, check = self._check(extend=extend)
+        return check.wait()
+
+    def _check(self, *, extend: bool) -> tuple[StudyFolder | None, SettingsCheck]:
+        """The study as stored, which is refused if it differs, and the check of its settings, which has begun."""
+        stored = open_study(self.path) if (self.path / PLAN_FILE).is_file() else None
+        if stored is not None:
+            refuse_changed(self.plan, stored, is_extended=extend)
         elif self.plan.hint:
             tell(self.plan.hint)
-        return SettingsCheck(self.runs(), self.plan.plugins, self.plan.callbacks).wait()
+        return stored, SettingsCheck(self.runs(), self.plan.plugins, self.plan.callbacks)
 
     def run(
         self,
@@ -295,20 +270,18 @@ class Study:
         `only` selects a part of the runs. `on_begin` is called when everything has been checked and the study has its
         folder.
         """
-        with ExitStack() as stack:
-            stack.enter_context(closing(launcher))
+        with closing(launcher):
             folder = self._begin(launcher, extend=extend)
             runs = [run for run in shard.of(folder.runs()) if only is None or only(run)]
             launcher.threads_per_run = max(folder.plan.threads, default=1)
             if on_begin is not None:
                 on_begin()
-            count = f"{len(runs):,} run{'' if len(runs) == 1 else 's'}"
-            tell(f"study {folder.path}: {count}{'' if shard == WHOLE else f' (share {shard})'}")
-            listener = make_listener()
-            stack.callback(listener.close)
-            driver = Driver(runs, launcher, listener, folder)
-            driver.shard = None if shard == WHOLE else str(shard)
-            driver.run()
+            share = "" if shard == WHOLE else f" (share {shard})"
+            tell(f"study {folder.path}: {len(runs):,} run{'' if len(runs) == 1 else 's'}{share}")
+            with closing(make_listener()) as listener:
+                driver = Driver(runs, launcher, listener, folder)
+                driver.shard = None if shard == WHOLE else str(shard)
+                driver.run()
         return driver
 
     def begin(self) -> StudyFolder:
@@ -317,24 +290,20 @@ class Study:
 
     def _begin(self, launcher: Launcher | None, *, extend: bool) -> StudyFolder:
         """The study's folder. The settings of a new study, or of new runs, are checked first."""
-        stored = open_study(self.path) if (self.path / PLAN_FILE).is_file() else None
-        if stored is not None and not extend:
+        if (self.path / PLAN_FILE).is_file() and not extend:
             return store_plan(self.plan, self.path)
-        if stored is None and self.plan.hint:
-            tell(self.plan.hint)
-        check = SettingsCheck(self.runs(), self.plan.plugins, self.plan.callbacks)
+        stored, check = self._check(extend=extend)
+        runs = self.runs()
         if isinstance(launcher, LocalLauncher):
-            launcher.prepare(len(self.runs()))
+            launcher.prepare(len(runs))
         needs = {need.setting: need.num_threads for need in check.wait()}
-        threads = {run.suffix: needs[run.setting] for run in self.runs()}
+        threads: dict[str, int] = {run.suffix: needs[run.setting] for run in runs}
+        working_dir = str(Path.cwd())
         if stored is not None:  # settings that have begun keep their number
-            known = {run.suffix: run.config.num_threads for run in stored.runs()}
-            threads |= {suffix: int(number) for suffix, number in known.items() if number != "auto"}
-        order = dict.fromkeys(run.suffix for run in self.runs())
-        place = str(Path.cwd()) if stored is None else stored.plan.working_dir
-        plan = replace(
-            self.plan, threads=tuple(threads[suffix] for suffix in order), working_dir=place
-        )
+            working_dir = stored.plan.working_dir
+            threads |= dict(zip(stored.plan.suffixes(), stored.plan.threads, strict=False))
+        numbers = tuple(threads[suffix] for suffix in self.plan.suffixes())
+        plan = replace(self.plan, threads=numbers, working_dir=working_dir)
         return store_plan(plan, self.path, is_extended=extend)
 
 

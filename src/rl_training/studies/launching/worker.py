@@ -51,17 +51,12 @@ def main() -> int:
 
 def train(order: Mapping[str, Any]) -> int:
     """Train the run, from its last checkpoint if it has one."""
-    from rl_training.envs.wrapping.wrapper_list import find_wrappers_here
     from rl_training.experiment.default_manager import DefaultExperimentManager
     from rl_training.experiment.ownership import stale_seconds, wait_until_free
     from rl_training.experiment.run_folder import is_interruption, run_name
-    from rl_training.plugins.user_code import add_working_directory
 
     try:
-        callbacks = _load_code(order)
-        config = TrainConfig(**order["config"])
-        add_working_directory(config.env_id or "")
-        find_wrappers_here(config.env_kwargs)
+        config, callbacks = _prepare(order, order["config"])
         # The process that this one replaces may need a moment to end, or its heartbeat to become stale.
         run_dir = config.output_dir / run_name(config, order["suffix"])
         wait_until_free(run_dir, stale_seconds() + 15, order["last_attempt"])
@@ -80,8 +75,6 @@ def train(order: Mapping[str, Any]) -> int:
 
 def check(order: Mapping[str, Any]) -> int:
     """Check every configuration of the order; prints one JSON object for each."""
-    from rl_training.envs.wrapping.wrapper_list import find_wrappers_here
-    from rl_training.plugins.user_code import add_working_directory
     from rl_training.runtime.dry_run import SettingsChecker
 
     checker = SettingsChecker()
@@ -89,10 +82,7 @@ def check(order: Mapping[str, Any]) -> int:
     os.dup2(2, 1)  # environments may print
     for values in order["check"]:
         try:
-            _load_code(order)
-            config = TrainConfig(**values)
-            add_working_directory(config.env_id or "")
-            find_wrappers_here(config.env_kwargs)
+            config, _ = _prepare(order, values)
             needs = checker.check(config)
             answer: dict[str, Any] = {
                 "num_threads": needs.num_threads,
@@ -131,8 +121,11 @@ def _print_to(log: str | None) -> None:
             os.dup2(file.fileno(), 2)
 
 
-def _load_code(order: Mapping[str, Any]) -> Iterable[object]:
-    """Import the plugins of an order; returns its callbacks."""
+def _prepare(
+    order: Mapping[str, Any], values: Mapping[str, Any]
+) -> tuple[TrainConfig, Iterable[object]]:
+    """A configuration of an order and its callbacks, after its plugins were imported."""
+    from rl_training.envs.wrapping.wrapper_list import find_wrappers_here
     from rl_training.plugins.user_code import add_working_directory, load_code
     from rl_training.runtime.callbacks import load_callbacks
 
@@ -140,7 +133,11 @@ def _load_code(order: Mapping[str, Any]) -> Iterable[object]:
         add_working_directory(name)
     for plugin in order["plugins"]:
         load_code(plugin)
-    return load_callbacks(order["callbacks"])
+    callbacks = load_callbacks(order["callbacks"])
+    config = TrainConfig(**values)
+    add_working_directory(config.env_id or "")
+    find_wrappers_here(config.env_kwargs)
+    return config, callbacks
 
 
 def _end_with_parent() -> None:
