@@ -112,62 +112,52 @@ def list_all(
     as_json: AsJson = False,
 ) -> None:
     """List runs, newest first: state, share done, scores, speed, age. Those of a study or tuning are one line."""
-    from rl_training.studies.catalog import check_filters, list_runs
+    from rl_training.studies.catalog import list_runs
 
     if sort not in SORTS:
         raise ConfigError(f"bad value '{sort}' for --sort: use {', '.join(SORTS)}")
     folder, filters = _split(words or [])
-    check_filters(filters)
-    infos = sorted(
-        list_runs(folder, filters), key=SORTS[sort], reverse=sort not in ("name", "state")
-    )
+    infos = list_runs(folder, filters)
+    infos.sort(key=SORTS[sort], reverse=sort not in ("name", "state"))
+    is_folded = not (every or filters)
     groups: dict[Path, list[RunInfo]] = {}
     for info in infos:
-        together = next(
-            (parent for parent in info.run_dir.parents if _is_plan_below(parent, folder)), None
-        )
-        is_folded = together is not None and not (every or filters)
-        groups.setdefault(together if is_folded and together else info.run_dir, []).append(info)
-    shown = list(groups.items())[:limit]
+        above = [path for path in info.run_dir.parents if folder in path.parents and _is_plan(path)]
+        line = above[0] if above and is_folded else info.run_dir
+        groups.setdefault(line, []).append(info)
     rows: list[tuple[str, ...]] = [("run", "state", "done", "last", "best", "steps/s", "age")]
-    rows += [_row(path, members, folder) for path, members in shown]
+    rows += [_row(path, members, folder) for path, members in [*groups.items()][:limit]]
+    num_hidden = len(groups) + 1 - len(rows)
     if is_terminal(sys.stdout):
         rows = shorten_names(rows, shutil.get_terminal_size().columns)
-    lines = (
-        table_lines(rows, "llr")
-        if infos
-        else [f"there is no {'such ' if filters else ''}run in '{folder}'"]
-    )
-    if len(shown) < len(groups):
-        lines.append(f"{len(groups) - len(shown):,} more: leave out --limit")
+    lines = table_lines(rows, "llr")
+    if not infos:
+        lines = [f"there is no {'such ' if filters else ''}run in '{folder}'"]
+    if num_hidden:
+        lines.append(f"{num_hidden:,} more: leave out --limit")
     show([info.as_dict() for info in infos[:limit]], lines, as_json)
 
 
-def _is_plan_below(path: Path, folder: Path) -> bool:
-    return (
-        path != folder and folder in path.parents and any((path / name).is_file() for name in PLANS)
-    )
+def _is_plan(path: Path) -> bool:
+    return any((path / name).is_file() for name in PLANS)
 
 
 def _row(path: Path, members: list[RunInfo], folder: Path) -> tuple[str, ...]:
     """The line of a run, or of the runs of a study or tuning."""
     from rl_training.studies.catalog import format_age
 
-    name = path.name if path == folder else str(path.relative_to(folder))
-    shares = [info.share for info in members if info.share is not None]
-    rates = [info.rate for info in members if info.rate is not None]
-    best = [info.best_eval for info in members if info.best_eval is not None]
-    last = members[0].last_eval
-    state: str = members[0].state
-    if path != members[0].run_dir:
-        counts = Counter(info.state for info in members)
+    first, name = members[0], str(path.relative_to(folder)) if path != folder else path.name
+    counts = Counter(str(info.state) for info in members)
+    state, last, working = first.state, first.last_eval, members
+    if path != first.run_dir:
         name, last = f"{name}/ ({len(members):,} runs)", None
-        state = (
-            state
-            if len(counts) == 1
-            else ", ".join(f"{count} {word}" for word, count in counts.most_common(2))
-        )
-        rates = [info.rate for info in members if info.state == "running" and info.rate is not None]
+        working = [info for info in members if info.state == "running"]
+        if len(counts) > 1:
+            state = ", ".join(f"{count} {word}" for word, count in counts.most_common(2))
+    shares = [info.share for info in members if info.share is not None]
+    rates = [info.rate for info in working if info.rate is not None]
+    best = [info.best_eval for info in members if info.best_eval is not None]
+    ages = [info.age_seconds for info in members if info.age_seconds is not None]
     return (
         name,
         state,
@@ -175,11 +165,7 @@ def _row(path: Path, members: list[RunInfo], folder: Path) -> tuple[str, ...]:
         "-" if last is None else f"{last:.1f}",
         f"{max(best):.1f}" if best else "-",
         f"{sum(rates):,.0f}" if rates else "-",
-        format_age(
-            min(
-                (info.age_seconds for info in members if info.age_seconds is not None), default=None
-            )
-        ),
+        format_age(min(ages, default=None)),
     )
 
 
@@ -196,21 +182,16 @@ def prune(words: Filters = None, yes: Yes = False, as_json: AsJson = False) -> N
 
     Runs that are being trained and runs of studies and tunings stay.
     """
-    from rl_training.studies.catalog import check_filters, list_runs
+    from rl_training.studies.catalog import list_runs
 
     folder, filters = _split(words or [])
-    check_filters(filters)
-    infos = [info for info in list_runs(folder, filters) if info.state != "running"]
-    infos = [info for info in infos if not any(map(_is_plan, info.run_dir.parents))]
-    _remove(
-        [info.run_dir for info in infos if filters or not info.has_checkpoint],
-        yes=yes,
-        as_json=as_json,
-    )
-
-
-def _is_plan(path: Path) -> bool:
-    return any((path / name).is_file() for name in PLANS)
+    found = [
+        info.run_dir
+        for info in list_runs(folder, filters)
+        if info.state != "running" and not any(map(_is_plan, info.run_dir.parents))
+        if filters or not info.has_checkpoint
+    ]
+    _remove(found, yes=yes, as_json=as_json)
 
 
 def _remove(paths: list[Path], *, yes: bool, as_json: bool) -> None:
@@ -218,10 +199,9 @@ def _remove(paths: list[Path], *, yes: bool, as_json: bool) -> None:
     from rl_training.experiment.ownership import refuse_owned
     from rl_training.studies.catalog import find_run_folders
 
-    for run_dir in dict.fromkeys(
-        run_dir for path in paths for run_dir in [path, *find_run_folders(path)]
-    ):
-        refuse_owned(run_dir)
+    for path in paths:
+        for run_dir in [path, *find_run_folders(path)]:
+            refuse_owned(run_dir)
     if paths and not yes:
         count = f"{len(paths):,} folder{'' if len(paths) == 1 else 's'}"
         if not sys.stdin.isatty():
@@ -246,15 +226,15 @@ def _remove(paths: list[Path], *, yes: bool, as_json: bool) -> None:
 @verb(app, "show")
 def show_one(run: OneRun, as_json: AsJson = False) -> None:
     """Show a run: state, owner, scores, versions, settings."""
+    from rl_training.experiment.checkpoint_folder import last_metadata
     from rl_training.experiment.config import leaves
     from rl_training.experiment.run_folder import TrainingRun
-    from rl_training.studies.catalog import RunReader
+    from rl_training.studies.catalog import read_run
 
     folder = _run_folder(run)
-    reader = RunReader(folder)
-    info = reader.info()
+    info = read_run(folder)
     metadata = TrainingRun(folder).metadata()
-    versions = metadata["versions"] if isinstance(metadata.get("versions"), dict) else {}
+    versions = metadata.get("versions")
     ended = ", which has ended" if info.owner is not None and info.owner.is_gone else ""
     facts = {
         "state": info.state if info.reason is None else f"{info.state}: {info.reason}",
@@ -266,17 +246,19 @@ def show_one(run: OneRun, as_json: AsJson = False) -> None:
         "exactness": info.exactness or "exact",
         "created": info.created or "not known",
         "git commit": str(metadata.get("git_commit")),
-        "versions": ", ".join(f"{name} {value}" for name, value in versions.items()),
+        "versions": "",
     }
-    reasons = _inexact_reasons(folder) if info.exactness == "approximate" else []
-    settings = dict(leaves(reader.config))
+    if isinstance(versions, dict):
+        facts["versions"] = ", ".join(f"{name} {value}" for name, value in versions.items())
+    found = last_metadata(folder).get("inexact_reasons") if info.exactness == "approximate" else ()
+    reasons = [str(reason) for reason in found] if isinstance(found, list) else []
     rows = [*facts.items(), *(("", reason) for reason in reasons), ("settings", "")]
-    rows += [(name, str(value)) for name, value in settings.items()]
+    rows += [(name, str(value)) for name, value in leaves(info.settings)]
     lines = [str(folder), *table_lines(rows, "l", "  ")]
     values = {
         **info.as_dict(),
         "inexact_reasons": reasons,
-        "settings": dict(reader.config),
+        "settings": info.settings,
         "metadata": metadata,
     }
     show(values, lines, as_json)
@@ -286,10 +268,10 @@ def show_one(run: OneRun, as_json: AsJson = False) -> None:
 def diff(run: OneRun, other: OtherRun, as_json: AsJson = False) -> None:
     """Show the settings in which two runs differ."""
     from rl_training.experiment.config import leaves
-    from rl_training.studies.catalog import RunReader
+    from rl_training.studies.catalog import read_settings
 
     folders = [_run_folder(run), _run_folder(other)]
-    first, second = (dict(leaves(RunReader(folder).config)) for folder in folders)
+    first, second = (dict(leaves(read_settings(folder))) for folder in folders)
     keys = [key for key in dict.fromkeys([*first, *second]) if first.get(key) != second.get(key)]
     values = {key: [first.get(key), second.get(key)] for key in keys}
     rows = [("setting", *(folder.name for folder in folders))]
@@ -313,11 +295,3 @@ def _run_folder(run: Path) -> Path:
     if not is_run_folder(found):
         raise ConfigError(f"'{found}' is not a run folder: it has no config.yaml and checkpoints")
     return found
-
-
-def _inexact_reasons(folder: Path) -> list[str]:
-    """Why a run is not bit-exact, from the manifest of its last checkpoint."""
-    from rl_training.experiment.checkpoint_folder import last_metadata
-
-    reasons = last_metadata(folder).get("inexact_reasons")
-    return [str(reason) for reason in reasons] if isinstance(reasons, list) else []

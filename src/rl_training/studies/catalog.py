@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import statistics
@@ -31,6 +32,9 @@ DEEPEST = 4
 TAIL_BYTES = 1 << 16
 LARGEST_SCORE = 1e300
 """Means and intervals of larger scores overflow."""
+LISTED = "`rl-training runs show RUN` lists them"
+DESCRIBED = ("algo", "env_id", "seed", "total_timesteps")
+"""Settings that the metadata repeat; those of older versions do not."""
 LARGEST_COUNT = 1 << 63
 """A larger number of steps is damage: divided, it overflows."""
 
@@ -83,115 +87,84 @@ class RunInfo:
     def age_seconds(self) -> float | None:
         """Seconds since the run was created."""
         with contextlib.suppress(TypeError, ValueError):
-            return max(
-                0.0,
-                (
-                    datetime.now(timezone.utc) - datetime.fromisoformat(self.created or "")
-                ).total_seconds(),
-            )
+            created = datetime.fromisoformat(self.created or "")
+            return max(0.0, (datetime.now(timezone.utc) - created).total_seconds())
         return None
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """The values of `config.yaml`; empty if it is missing or damaged."""
+        return read_settings(self.run_dir)
 
     def as_dict(self) -> dict[str, Any]:
         """The run as one object of `runs --json`."""
-        values = {name: value for name, value in vars(self).items() if name != "owner"}
-        owner = None if self.owner is None else asdict(self.owner)
-        return {
-            **values,
-            "run_dir": str(self.run_dir),
-            "name": self.name,
-            "share": self.share,
-            "owner": owner,
-        }
-
-
-class RunReader:
-    """Reads one run folder; each file at most once."""
-
-    def __init__(self, run_dir: Path, now: float | None = None) -> None:
-        """Read a run folder; `now` is the time on the clock that dates its files (None: this machine's)."""
-        self.run_dir, self._now = run_dir, now
-        self.metadata = TrainingRun(run_dir).metadata()
-        self.owner = read_owner(run_dir)
-
-    @cached_property
-    def config(self) -> Mapping[str, Any]:
-        """The values of `config.yaml`; empty if it is missing or damaged."""
-        with contextlib.suppress(ConfigError):
-            return load_config_file(self.run_dir / "config.yaml")
-        return {}
-
-    def info(self) -> RunInfo:
-        """The facts of the run that its folder has."""
-        state = self.state
-        is_running = state == "running" and self.owner is not None
-        beat = (
-            read_heartbeat(self.run_dir, self.owner)
-            if is_running and self.owner is not None
-            else {}
-        )
-        checkpoints = CheckpointFolder(self.run_dir / "checkpoints")
-        best, last = checkpoints.best, checkpoints.last
-        saved = 0 if last is None else checkpoint_order(last.name)[0]
-        logged = last_line(self.run_dir / "metrics.jsonl").get("global_step")
-        steps = [saved, logged, beat.get("step")]
-        reason = self._text("stop_reason") if state in ("stopped", "failed") else None
-        return RunInfo(
-            run_dir=self.run_dir,
-            state=state,
-            algo=self._text("algo"),
-            env_id=self._text("env_id"),
-            seed=self._number("seed"),
-            step=max(step for step in map(_count, steps) if step is not None),
-            total=self._number("total_timesteps"),
-            last_eval=self._last_score(logged if state == "finished" else None),
-            best_eval=None if best is None else _finite(best.score),
-            rate=_finite(beat.get("rate") if is_running else self.metadata.get("steps_per_second")),
-            created=self._text("created"),
-            attempt=0 if self.owner is None else self.owner.attempt,
-            owner=self.owner,
-            reason=reason,
-            exactness=self._text("exactness"),
-            has_checkpoint=last is not None,
-        )
-
-    @property
-    def state(self) -> State:
-        """Computed from the owner and its heartbeat; a recorded end counts only if the last owner recorded it."""
-        if is_alive(self.run_dir, self.owner, self._now):
-            return "running"
-        recorded = self.metadata.get("status")
-        is_last = self.owner is None or self.metadata.get("attempt") == self.owner.attempt
-        return next((state for state in ENDED if state == recorded and is_last), "dead")
-
-    def _last_score(self, step: object) -> float | None:
-        """Mean return of the last evaluation; None if it is not of `step`, at which a finished run was evaluated."""
-        line = last_line(self.run_dir / "evaluations.jsonl")
-        if step is not None and line.get("global_step") != step:
-            return None
-        returns = line.get("returns")
-        if (
-            isinstance(returns, list)
-            and returns
-            and all(isinstance(value, (int, float)) for value in returns)
-        ):
-            with contextlib.suppress(OverflowError):
-                score = _finite(statistics.fmean(returns))
-                return score if score is not None and abs(score) <= LARGEST_SCORE else None
-        return None
-
-    def _text(self, name: str) -> str | None:
-        value = self.metadata.get(name)
-        value = self.config.get(name) if value is None and name in ("algo", "env_id") else value
-        return value if isinstance(value, str) else None
-
-    def _number(self, name: str) -> int | None:
-        value = self.metadata.get(name)
-        return _count(self.config.get(name) if value is None else value)
+        values = asdict(self)
+        owner = values.pop("owner")
+        own = {"run_dir": str(self.run_dir), "name": self.name, "share": self.share}
+        return {**values, **own, "owner": owner}
 
 
 def read_run(run_dir: Path, now: float | None = None) -> RunInfo:
     """Read the facts of a run from its folder; `now` is the time on the clock that dates its files."""
-    return RunReader(run_dir, now).info()
+    metadata, owner = TrainingRun(run_dir).metadata(), read_owner(run_dir)
+    described = {key: metadata.get(key) for key in DESCRIBED}
+    if None in described.values():
+        settings = read_settings(run_dir)
+        described |= {key: settings.get(key) for key in DESCRIBED if described[key] is None}
+    state = _state(run_dir, metadata, owner, now)
+    is_running = state == "running"
+    beat = read_heartbeat(run_dir, owner) if owner is not None and is_running else {}
+    checkpoints = CheckpointFolder(run_dir / "checkpoints")
+    best, last = checkpoints.best, checkpoints.last
+    saved = 0 if last is None else checkpoint_order(last.name)[0]
+    logged = last_line(run_dir / "metrics.jsonl").get("global_step")
+    steps = [_count(step) for step in (saved, logged, beat.get("step"))]
+    return RunInfo(
+        run_dir=run_dir,
+        state=state,
+        algo=_text(described["algo"]),
+        env_id=_text(described["env_id"]),
+        seed=_count(described["seed"]),
+        step=max(step for step in steps if step is not None),
+        total=_count(described["total_timesteps"]),
+        last_eval=_last_score(run_dir, logged if state == "finished" else None),
+        best_eval=None if best is None else _finite(best.score),
+        rate=_finite(beat.get("rate") if is_running else metadata.get("steps_per_second")),
+        created=_text(metadata.get("created")),
+        attempt=0 if owner is None else owner.attempt,
+        owner=owner,
+        reason=_text(metadata.get("stop_reason")) if state in ("stopped", "failed") else None,
+        exactness=_text(metadata.get("exactness")),
+        has_checkpoint=last is not None,
+    )
+
+
+def read_settings(run_dir: Path) -> Mapping[str, Any]:
+    """The values of `config.yaml`; empty if it is missing or damaged."""
+    with contextlib.suppress(ConfigError):
+        return load_config_file(run_dir / "config.yaml")
+    return {}
+
+
+def _state(
+    run_dir: Path, metadata: Mapping[str, Any], owner: Owner | None, now: float | None
+) -> State:
+    """Computed from the owner and its heartbeat; a recorded end counts only if the last owner recorded it."""
+    if is_alive(run_dir, owner, now):
+        return "running"
+    is_last = owner is None or metadata.get("attempt") == owner.attempt
+    recorded = metadata.get("status") if is_last else None
+    return next((state for state in ENDED if state == recorded), "dead")
+
+
+def _last_score(run_dir: Path, step: object) -> float | None:
+    """Mean return of the last evaluation; None if it is not of `step`, at which a finished run was evaluated."""
+    line = last_line(run_dir / "evaluations.jsonl")
+    if step is None or line.get("global_step") == step:
+        with contextlib.suppress(KeyError, OverflowError, TypeError, ValueError):
+            score = statistics.fmean(line["returns"])
+            return score if abs(score) <= LARGEST_SCORE else None
+    return None
 
 
 def is_complete(info: RunInfo) -> bool:
@@ -222,66 +195,47 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
 
 def list_runs(folder: Path, filters: Sequence[str] = ()) -> list[RunInfo]:
     """The runs in `folder` that match every filter: `key=value` of a run or its settings, or a part of its name."""
-    readers = [RunReader(path) for path in find_run_folders(folder)]
-    found = []
-    for reader in readers:
-        info = reader.info()
-        if all(_matches(info, reader, text) for text in filters):
-            found.append(info)
-    if readers and not found:
-        _refuse_unknown_keys(filters, readers)
+    for text in filters:
+        key, _, wanted = text.partition("=")
+        if key == "state" and wanted not in STATES:
+            raise ConfigError(f"bad value '{wanted}' for the filter state: use {', '.join(STATES)}")
+    infos = [read_run(path) for path in find_run_folders(folder)]
+    found = [info for info in infos if all(_matches(info, text) for text in filters)]
+    if infos and not found:
+        _refuse_unknown_keys(filters, infos)
     return found
 
 
-def _refuse_unknown_keys(filters: Sequence[str], readers: Sequence[RunReader]) -> None:
+def _refuse_unknown_keys(filters: Sequence[str], infos: Sequence[RunInfo]) -> None:
     """Raise a `ConfigError` for a filter by a key that no run has."""
-    names = [name for name in RunInfo.__dataclass_fields__ if name != "owner"] + ["name", "share"]
+    known = dict.fromkeys(infos[0].as_dict())
+    for info in infos[:100]:
+        for key, _ in leaves(info.settings):
+            parts = key.split(".")
+            known |= dict.fromkeys(".".join(parts[: end + 1]) for end in range(len(parts)))
     for key in (text.partition("=")[0] for text in filters if "=" in text):
-        known = dict.fromkeys(
-            [*names, *(name for reader in readers[:100] for name in _keys(reader.config))]
-        )
         if key not in known and f"algo_kwargs.{key}" not in known:
             ends = [name for name in known if name.endswith(f".{key}")]
-            hint = (
-                f": did you mean '{ends[0]}'?"
-                if ends
-                else suggest(key, known, "`rl-training runs show RUN` lists them")
-            )
+            hint = f": did you mean '{ends[0]}'?" if ends else suggest(key, known, LISTED)
             raise ConfigError(f"no run has a setting '{key}'{hint}")
 
 
-def _keys(config: Mapping[str, Any]) -> Iterator[str]:
-    """The dotted keys of a configuration, nested ones included."""
-    for key, _ in leaves(config):
-        parts = key.split(".")
-        yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
-
-
-def _matches(info: RunInfo, reader: RunReader, text: str) -> bool:
+def _matches(info: RunInfo, text: str) -> bool:
     key, equals, wanted = text.partition("=")
     if not equals:
         return text in info.name
     known = info.as_dict()
-    value: Any = known.get(key)
-    if key not in known:
-        is_of_run = key.partition(".")[0] in reader.config
-        value = (
-            reader.config if is_of_run else reader.config.get("algo_kwargs")
-        )  # which need not be written
+    if key in known:
+        value = known[key]
+    else:
+        is_of_run = key.partition(".")[0] in info.settings
+        value = info.settings if is_of_run else info.settings.get("algo_kwargs")
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         with contextlib.suppress(ValueError):
             return (int(wanted) if re.fullmatch(r"\d{1,40}", wanted) else float(wanted)) == value
     return (value if isinstance(value, str) else json.dumps(value, default=str)) == wanted
-
-
-def check_filters(filters: Sequence[str]) -> None:
-    """Raise a `ConfigError` for a filter whose state does not exist."""
-    for text in filters:
-        key, _, wanted = text.partition("=")
-        if key == "state" and wanted not in STATES:
-            raise ConfigError(f"bad value '{wanted}' for the filter state: use {', '.join(STATES)}")
 
 
 def last_line(path: Path) -> dict[str, Any]:
@@ -316,11 +270,13 @@ def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and 0 <= value < LARGEST_COUNT else None
 
 
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
 def _finite(value: Any) -> float | None:
-    with contextlib.suppress(OverflowError):
-        return (
-            float(value) if isinstance(value, (int, float)) and abs(value) < float("inf") else None
-        )
+    with contextlib.suppress(OverflowError, TypeError):
+        return float(value) if math.isfinite(value) else None
     return None
 
 

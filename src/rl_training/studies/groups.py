@@ -20,10 +20,10 @@ from rl_training.files import is_file
 from rl_training.studies.catalog import (
     LAST,
     RunInfo,
-    RunReader,
     find_run,
     find_run_folders,
     is_run_folder,
+    read_run,
 )
 from rl_training.studies.plan import PLAN_FILE, Plan, PlannedRun, list_studies, open_study
 from rl_training.studies.variation import Setting, describe, identity, labels_of
@@ -35,9 +35,8 @@ class RunRecord:
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        reader = RunReader(run_dir)
-        self.info: RunInfo = reader.info()
-        self.settings: Mapping[str, Any] = reader.config
+        self.info: RunInfo = read_run(run_dir)
+        self.settings: Mapping[str, Any] = self.info.settings
         """The configuration, as in `config.yaml`."""
 
     def __repr__(self) -> str:
