@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -88,6 +87,10 @@ class StudyOptions(LaunchOptions):
     as_json: AsJson = False
 
 
+OPTIONS_OF_LAUNCH = {"shard", *(field.name for field in dataclasses.fields(LaunchOptions))}
+"""Options of `study run` that the command to continue repeats."""
+
+
 @app.callback()
 def _study() -> None:
     """Train and watch studies: settings that vary, times seeds."""
@@ -108,12 +111,7 @@ def run(study: StudyName, options: StudyOptions) -> None:
         driver = found.drive(
             launcher_in(found.path.parent, options), shard=shard, extend=options.extend
         )
-    report_study(
-        found.path,
-        driver,
-        [*launch_words(options), *_shard_words(options)],
-        as_json=options.as_json,
-    )
+    report_study(found.path, driver, launch_words(options), as_json=options.as_json)
 
 
 verb(app, "run")(run)
@@ -124,17 +122,14 @@ def status(
     study: StartedStudy = None, output_dir: StudiesDir = None, as_json: AsJson = False
 ) -> None:
     """Show the runs of a study, or list the studies: `study status NAME`."""
-    output_dir = output_dir or RUNS
-    from rl_training.studies.plan import find_study, open_study
+    from rl_training.studies.plan import find_study, list_studies, open_study
 
+    parent = output_dir or RUNS
     if study is None:
-        from rl_training.studies.plan import list_studies
-
-        paths = list_studies(output_dir)
-        lines = [str(path) for path in paths] or [f"there is no study in '{output_dir}'"]
-        show([str(path) for path in paths], lines, as_json)
+        paths = [str(path) for path in list_studies(parent)]
+        show(paths, paths or [f"there is no study in '{parent}'"], as_json)
         return
-    values, lines = status_lines(open_study(find_study(study, output_dir)))
+    values, lines = status_lines(open_study(find_study(study, parent)))
     show(values, lines, as_json)
 
 
@@ -179,29 +174,24 @@ def report_study(path: Path, driver: Driver, words: Sequence[str], *, as_json: b
     """
     values, lines = study_lines(path, driver.tasks, driver.shard)
     show(values, lines, as_json)
-    num_failed = len(failed_tasks(driver.tasks))
     command = ["study", "run", str(path), *words]
     if driver.interrupted_by is not None:
         say(with_command(SAVED, *command))
         raise typer.Exit(128 + driver.interrupted_by)
+    num_failed = len(failed_tasks(driver.tasks))
     if num_failed:
-        plural = "" if num_failed == 1 else "s"
-        say(
-            with_command(
-                f"{num_failed} run{plural} failed; after fixing the cause, continue:", *command
-            )
-        )
+        text = f"{num_failed} run{'' if num_failed == 1 else 's'} failed"
+        say(with_command(f"{text}; after fixing the cause, continue:", *command))
         raise typer.Exit(1)
 
 
 def refuse_without_seeds(many: SeedOptions) -> None:
     """Raise a `ConfigError` for an option that has no effect on a single run."""
-    for field in dataclasses.fields(many):
-        if getattr(many, field.name) != field.default:
-            option = "--" + field.name.replace("_", "-")
-            raise ConfigError(
-                f"{option} has no effect on a single run: add --seeds, such as --seeds 0..4, or remove it"
-            )
+    words = words_of(many, without=())
+    if words:
+        raise ConfigError(
+            f"{words[0]} has no effect on a single run: add --seeds, such as --seeds 0..4, or remove it"
+        )
 
 
 def _names_of_seeds(config: Any, run_suffix: str | None) -> tuple[str, str]:
@@ -212,11 +202,12 @@ def _names_of_seeds(config: Any, run_suffix: str | None) -> tuple[str, str]:
     stem = f"{safe_name(config.algo)}__{safe_name(config.env_id or 'offline')}"
     if run_suffix is not None:
         return f"{stem}__{safe_name(run_suffix)}", run_suffix
-    stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
-    for suffix in itertools.chain([stamp], (f"{stamp}-{number}" for number in itertools.count(1))):
-        if not (config.output_dir / f"{stem}__{suffix}").exists():
-            return f"{stem}__{suffix}", suffix
-    raise AssertionError
+    suffix = stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+    number = 0
+    while (config.output_dir / f"{stem}__{suffix}").exists():
+        number += 1
+        suffix = f"{stamp}-{number}"
+    return f"{stem}__{suffix}", suffix
 
 
 def _open(name: str, options: StudyOptions) -> Study:
@@ -224,20 +215,18 @@ def _open(name: str, options: StudyOptions) -> Study:
     from rl_training.studies.launching.study import Study
     from rl_training.studies.plan import find_study
 
-    path = Path(name)
+    path, plugins = Path(name), options.plugin or ()
     if is_file(path):
-        study = Study.from_file(path).with_plugins(options.plugin or ()).within(options.output_dir)
+        study = Study.from_file(path).with_plugins(plugins).within(options.output_dir)
         return study if options.fork is None else study.fork(options.fork)
     if path.suffix in (".yaml", ".yml"):
         raise ConfigError(f"study file '{path}' does not exist (looked from {Path.cwd()})")
     if options.fork is not None or options.extend:
-        option, word = (
-            ("--fork", "--fork NAME") if options.fork is not None else ("--extend", "--extend")
+        usage = "--extend" if options.fork is None else "--fork NAME"
+        raise ConfigError(
+            f"{usage.split()[0]} needs a study file: rl-training study run FILE {usage}"
         )
-        raise ConfigError(f"{option} needs a study file: rl-training study run FILE {word}")
-    return Study.open(find_study(name, options.output_dir or RUNS)).with_plugins(
-        options.plugin or ()
-    )
+    return Study.open(find_study(name, options.output_dir or RUNS)).with_plugins(plugins)
 
 
 def _shard(text: str | None) -> Shard:
@@ -257,24 +246,18 @@ def launcher_in(folder: Path, options: LaunchOptions) -> Launcher:
 
 def launch_words(options: LaunchOptions) -> list[str]:
     """The same options as words of a command."""
-    others = {field.name for field in dataclasses.fields(options)} - {
-        field.name for field in dataclasses.fields(LaunchOptions)
-    }
-    return words_of(options, without=others)
-
-
-def _shard_words(options: StudyOptions) -> list[str]:
-    return [] if options.shard is None else ["--shard", options.shard]
+    every = {field.name for field in dataclasses.fields(options)}
+    return words_of(options, without=every - OPTIONS_OF_LAUNCH)
 
 
 def _cluster(options: LaunchOptions) -> ClusterOptions | None:
     from rl_training.studies.launching.launchers import ClusterOptions
 
-    names: Sequence[str] = ("address", "cpus_per_run", "gpus_per_run", "like_nodes")
+    names = {field.name for field in dataclasses.fields(ClusterOptions)}
     given = {
-        name: getattr(options, name)
-        for name in names
-        if getattr(options, name) not in (None, False)
+        name: value
+        for name, value in vars(options).items()
+        if name in names and value not in (None, False)
     }
     if given and options.backend == "local":
         option = "--" + next(iter(given)).replace("_", "-")
