@@ -75,27 +75,19 @@ class TestSettings:
 
     def test_nested_and_dotted_keys_are_the_same(self) -> None:
         for vary in (
-            {"algo_kwargs": {"gamma": [0.9]}},
-            {GAMMA: [0.9]},
-            {"gamma": [0.9]},
-            [{"gamma": 0.9}],
+            *({"algo_kwargs": {"gamma": [0.9]}}, {GAMMA: [0.9]}, {"gamma": [0.9]}),
+            *([{"algo_kwargs": {"gamma": 0.9}}], [{"gamma": 0.9}]),
         ):
             assert expand(vary) == [{GAMMA: 0.9}]
         assert expand({"early_stopping": {"patience": [3]}}) == [
             {"algo_kwargs.early_stopping.patience": 3}
         ]
-        assert expand([{"algo_kwargs": {"gamma": 0.9}}]) == [{GAMMA: 0.9}]
         deep = {"env_kwargs": {"wrappers": {"frame_stack": [2, 4]}}}
         assert expand(deep) == expand({"env_kwargs.wrappers.frame_stack": [2, 4]})
 
-    def test_a_grid_takes_lists_tuples_and_ranges(self) -> None:
-        expected = [{"num_envs": 1}, {"num_envs": 2}]
-        assert (
-            expand({"num_envs": [1, 2]})
-            == expand({"num_envs": (1, 2)})
-            == expand({"num_envs": range(1, 3)})
-        )
-        assert expand({"num_envs": [1, 2]}) == expected
+    @pytest.mark.parametrize("values", [[1, 2], (1, 2), range(1, 3), np.arange(1, 3)])
+    def test_a_grid_takes_what_is_like_a_list(self, values: Any) -> None:
+        assert expand({"num_envs": values}) == [{"num_envs": 1}, {"num_envs": 2}]
 
     @pytest.mark.parametrize("vary", [(), {}, []])
     def test_a_study_that_varies_nothing_has_one_setting(self, vary: Any) -> None:
@@ -121,80 +113,33 @@ class TestSettings:
         [
             (
                 {"total_timestep": [1]},
-                "unknown key 'total_timestep' for 'vary' of the study: did you mean 'total_time",
+                "'total_timestep' for 'vary' of the study: did you mean 'tot",
             ),
-            (
-                {"algo_kwarg.gamma": [1]},
-                "unknown key 'algo_kwarg.gamma' .* did you mean 'algo_kwargs'",
-            ),
-            (
-                [{"num_env": 1}],
-                "unknown key 'num_env' for 'vary' of the study: did you mean 'num_envs'",
-            ),
-            ({"gama": [0.9]}, r"unknown key 'gama' .*: did you mean gamma\?"),
-            (
-                {"gamma": [0.9], GAMMA: [0.8]},
-                "'algo_kwargs.gamma' in 'vary' of the study is given twice",
-            ),
-            (
-                {"zzz": [8]},
-                r"unknown key 'zzz' .*\(`rl-training algos NAME` lists the settings of an algorithm\)",
-            ),
+            ({"algo_kwarg.gamma": [1]}, "key 'algo_kwarg.gamma' .* did you mean 'algo_kwargs'"),
+            ([{"gama": 0.9}], r"unknown key 'gama' .*: did you mean gamma\?"),
+            ({"zzz": [8]}, r"'zzz' .*\(`rl-training algos NAME` lists the settings of an algo"),
             ({"": [1]}, "empty key '' in 'vary'"),
-            (
-                {"seed": [1, 2]},
-                "'seed' cannot be varied: the seeds of a study are in its key seeds",
-            ),
-            ([{"seed": 1}], "'seed' cannot be varied"),
-            (
-                {"output_dir": ["a"]},
-                "'output_dir' cannot be varied: the runs of a study are in its own folder",
-            ),
-            (
-                {GAMMA: 0.9},
-                r"bad value 0.9 for 'vary.algo_kwargs.gamma' of the study: write a list .*: \[0.9\]",
-            ),
-            (
-                {"env_id": "CartPole-v1"},
-                r"bad value 'CartPole-v1' for 'vary.env_id' .*: \[CartPole-v1\]",
-            ),
-            ({"algo_kwargs": {"gamma": 0.9}}, "bad value 0.9 for 'vary.algo_kwargs.gamma'"),
-            ({"compile": None}, "bad value None for 'vary.compile'"),
-            (
-                {GAMMA: []},
-                "'vary.algo_kwargs.gamma' of the study is empty: give it values, or leave it out",
-            ),
+            ([{"seed": 1}], "'seed' cannot be varied: the seeds of a study are in its key seeds"),
+            ({"output_dir": ["a"]}, "'output_dir' cannot be varied: the runs of a study are in it"),
+            ({GAMMA: 0.9}, r"bad value 0.9 for 'vary.algo_kwargs.gamma' .*: write a .*: \[0.9\]"),
+            ({"env_id": "A-v1"}, r"bad value 'A-v1' for 'vary.env_id' .*: \[A-v1\]"),
+            (5, "bad value 5 for 'vary' of the study"),
             ([5], "bad value 5 for 'vary' of the study: each setting is a mapping"),
-            (
-                ["num_envs"],
-                "bad value 'num_envs' for 'vary' of the study: each setting is a mapping",
-            ),
+            ({GAMMA: []}, "'vary.algo_kwargs.gamma' of the study is empty: give it values, or le"),
+            ({"algo_kwargs": {}}, "'vary.algo_kwargs' of the study is empty"),
+            ({GAMMA: [0.9], "gamma": [0.8]}, "'algo_kwargs.gamma' in 'vary' .* is given twice"),
+            ({GAMMA: [0.9], "algo_kwargs": {"gamma": [0.8]}}, "gamma' .* is given twice: remove"),
+            ([{GAMMA: 0.9, "algo_kwargs": {"gamma": 0.8}}], "gamma' .* is given twice: remove one"),
             (
                 {"num_envs": [1, 2, 1]},
-                "'vary' of the study has the setting {\"num_envs\": 1} twice: remove one",
+                "'vary' of the study has the setting {\"num_envs\": 1} twice",
             ),
-            ([{"num_envs": 1}, {"num_envs": 1}], "twice: remove one"),
             ([{"num_envs": 1, GAMMA: 0.9}, {GAMMA: 0.9, "num_envs": 1}], "twice: remove one"),
             ([{GAMMA: 0.9}, {"algo_kwargs": {"gamma": 0.9}}], "twice: remove one"),
         ],
     )
     def test_mistakes_are_named(self, vary: Any, message: str) -> None:
         with pytest.raises(ConfigError, match=message):
-            expand(vary)
-
-    def test_an_empty_nested_grid_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="is empty"):
-            expand({"algo_kwargs": {}})
-
-    @pytest.mark.parametrize(
-        "vary",
-        [
-            {GAMMA: [0.9], "algo_kwargs": {"gamma": [0.8]}},
-            [{GAMMA: 0.9, "algo_kwargs": {"gamma": 0.8}}],
-        ],
-    )
-    def test_a_key_given_both_dotted_and_nested_is_refused(self, vary: Any) -> None:
-        with pytest.raises(ConfigError, match="gamma"):
             expand(vary)
 
     def test_a_key_within_one_that_has_a_value_is_refused(self) -> None:
@@ -250,8 +195,6 @@ class TestRuns:
             ConfigError, match=r"setting total_timesteps=-1: bad value -1 for 'total_timesteps'"
         ):
             runs_of({"total_timesteps": [100, -1]})
-        with pytest.raises(ConfigError, match=r"setting num_envs=0: bad value 0 for 'num_envs'"):
-            runs_of([{"num_envs": 1, GAMMA: 0.9}, {"num_envs": 0, GAMMA: 0.9}])
 
     def test_a_wrong_value_of_the_base_is_named_without_a_setting(self) -> None:
         with pytest.raises(ConfigError) as caught:
@@ -264,16 +207,10 @@ class TestRuns:
         plan = dataclasses.replace(plan_of({GAMMA: [0.9, 0.99]}, "0..1"), threads=(1, 3))
         assert [run.config.num_threads for run in plan.runs(FOLDER)] == [1, 3, 1, 3]
 
-    def test_a_thousand_runs_are_planned_each_in_a_folder_of_its_own(self) -> None:
-        runs = runs_of({GAMMA: [0.5, 0.9, 0.99, 0.999], "num_envs": [1, 2, 4, 8, 16]}, "0..49")
-        assert len(runs) == 1000
-        assert len({run.run_dir for run in runs}) == 1000
-        assert len({run.setting for run in runs}) == 20
-
     def test_too_many_runs_are_refused_before_they_are_validated(self) -> None:
         with pytest.raises(
             ConfigError,
-            match=r"the study has 100,001 runs, more than 100,000|200,000 runs, more than",
+            match=r"the study has 200,000 runs, more than 100,000",
         ):
             runs_of({"num_envs": [1, 2]}, "0..99999")
 
@@ -381,15 +318,12 @@ class TestStudyFile:
         assert plan == make_plan("grid-1", [BASE], vary={GAMMA: [0.9, 0.99]}, seeds="0..2")
 
     @pytest.mark.parametrize(
-        ("seeds", "expected"), [("0..1", (0, 1)), (4, (4,)), ([2, 5], (2, 5)), ("0,7", (0, 7))]
+        ("seeds", "expected"), [({"seeds": [2, 5]}, (2, 5)), ({"seeds": "0,7"}, (0, 7)), ({}, (0,))]
     )
-    def test_seeds_are_written_as_text_a_number_or_a_list(
-        self, write_study: WriteStudy, seeds: Any, expected: tuple[int, ...]
+    def test_seeds_are_written_as_text_or_a_list_and_are_zero_if_left_out(
+        self, write_study: WriteStudy, seeds: dict[str, Any], expected: tuple[int, ...]
     ) -> None:
-        assert read_study_file(write_study(seeds=seeds))[0].seeds == expected
-
-    def test_without_seeds_there_is_seed_zero(self, write_study: WriteStudy) -> None:
-        assert read_study_file(write_study())[0].seeds == (0,)
+        assert read_study_file(write_study(**seeds))[0].seeds == expected
 
     def test_dotted_keys_of_the_base_are_merged_with_nested_ones(
         self, write_study: WriteStudy
@@ -436,28 +370,19 @@ class TestStudyFile:
         [
             (
                 {"vary": {}},
-                "the grid 'vary' of the study is empty: give it values, or leave the key out",
+                "the grid 'vary' of the study is empty: give it values, or leave the ke",
             ),
-            ({"vary": []}, "the grid 'vary' of the study is empty"),
             ({"vary": None}, "the grid 'vary' of the study is empty"),
-            ({"vary": 5}, "bad value 5 for 'vary' of the study"),
-            ({"vary": [5]}, "bad value 5 for 'vary' of the study: each setting is a mapping"),
             ({"base": {}}, "missing key 'base' for the study"),
             ({"base": 5}, "bad value 5 for 'base' of the study: should be a mapping"),
-            (
-                {"base": {**BASE, "seed": 3}},
-                "'seed' of the base has no effect: the seeds of a study are in its key seeds",
-            ),
+            ({"base": {**BASE, "seed": 3}}, "'seed' of the base has no effect: the seeds of a st"),
+            ({"base": {**BASE, "output_dir": "out"}}, "'output_dir' of the base has no effect"),
             ({"bases": BASE}, "unknown key 'bases' for the study: did you mean 'base'"),
-            ({"seed": 3}, "unknown key 'seed' for the study: did you mean 'seeds'"),
             ({"seeds": True}, "bad value True for 'seeds' of the study"),
             ({"seeds": None}, "bad value None for seeds"),
-            ({"seeds": 1.5}, "bad value 1.5 for seeds"),
-            ({"seeds": "1,1"}, "seed 1 is given twice"),
             ({"name": 5}, "bad value 5 for 'name' of the study"),
             ({"name": ""}, "bad value '' for 'name' of the study: use letters, digits"),
             ({"name": "../x"}, "bad value '../x' for 'name' of the study: use letters, digits"),
-            ({"name": "a b"}, "bad value 'a b' for 'name' of the study"),
             ({"config": "missing.yaml"}, "config file '.*missing.yaml' does not exist"),
         ],
     )
@@ -479,12 +404,6 @@ class TestStudyFile:
         path.write_text(f"{path.read_text()}1: 2\n")
         with pytest.raises(ConfigError, match="1"):
             read_study_file(path)
-
-    def test_the_output_folder_of_the_base_is_not_silently_dropped(
-        self, write_study: WriteStudy
-    ) -> None:
-        with pytest.raises(ConfigError, match="output_dir"):
-            read_study_file(write_study(base={**BASE, "output_dir": "out"}))
 
 
 class TestBase:
@@ -596,11 +515,6 @@ class TestDifferences:
                 plan_of({GAMMA: [0.8, 0.9]}),
                 ["vary changed: removed gamma=0.95"],
             ),
-            pytest.param(
-                plan_of({GAMMA: [0.9]}),
-                plan_of({GAMMA: [0.9, 0.95]}),
-                ["vary changed: added gamma=0.95"],
-            ),
             (
                 plan_of({GAMMA: [0.9, 0.8]}),
                 plan_of({GAMMA: [0.8, 0.9]}),
@@ -667,16 +581,6 @@ class TestDifferences:
             run.run_dir for run in new.runs(FOLDER)
         }
         assert is_extension(old, new) == is_kept
-
-    @pytest.mark.parametrize(
-        ("old", "new"),
-        [
-            ({GAMMA: [0.9]}, {GAMMA: [0.9, 0.99]}),
-            ({GAMMA: [0.9, 0.99], "num_envs": [1]}, {GAMMA: [0.9, 0.99], "num_envs": [1, 2]}),
-        ],
-    )
-    def test_a_second_value_of_a_key_is_an_extension(self, old: Any, new: Any) -> None:
-        assert is_extension(plan_of(old), plan_of(new))
 
 
 class TestWorkerValues:

@@ -6,7 +6,6 @@ import errno
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -138,7 +137,7 @@ class TestChangedPlan:
         ],
     )
     @pytest.mark.parametrize("is_extended", [False, True])
-    def test_it_is_refused_with_the_difference_and_fork_proposed(
+    def test_it_is_refused_with_the_difference_and_the_remedies(
         self, tmp_path: Path, new: Plan, difference: str, is_extended: bool
     ) -> None:
         store_plan(plan_of("0..1", {GAMMA: [0.9, 0.99]}), tmp_path / "x")
@@ -214,17 +213,15 @@ class TestStoredFile:
         with pytest.raises(ConfigError, match=r"study\.yaml' does not exist"):
             open_study(tmp_path)
 
-    def test_a_plan_that_was_stored_can_be_opened(
+    def test_a_plan_that_could_not_be_opened_is_not_stored(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # Unpatched: 8,000 settings of two keys are 40,000 values and 420 kB; 12,000 can be stored, but not opened.
         monkeypatch.setattr(yaml_text, "MAX_VALUES", 500)
         settings = [{GAMMA: number / 1000, "num_envs": 1} for number in range(200)]
-        try:
-            stored = store_plan(plan_of(0, settings), tmp_path / "x")
-        except ConfigError:
-            return
-        assert open_study(tmp_path / "x") == stored
+        with pytest.raises(ConfigError, match="the plan of study 'x'"):
+            store_plan(plan_of(0, settings), tmp_path / "x")
+        assert tree(tmp_path) == set()
 
     @pytest.mark.parametrize(
         ("base", "vary"),
@@ -255,6 +252,10 @@ class TestStoredFile:
         assert tree(tmp_path) == set()
 
 
+def no_space() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 class TestFailure:
     def test_a_file_in_place_of_the_parent_is_refused_and_nothing_left_behind(
         self, tmp_path: Path
@@ -276,20 +277,14 @@ class TestFailure:
             store_plan(plan_of(), tmp_path / "runs" / "x")
         assert tree(tmp_path) == {tmp_path / "runs"}
 
-    @pytest.mark.parametrize(
-        "is_partial",
-        [
-            False,
-            pytest.param(True),
-        ],
-    )
+    @pytest.mark.parametrize("is_partial", [False, True])
     def test_a_failed_write_removes_what_was_made(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_partial: bool
     ) -> None:
         def fail(path: Path, data: bytes) -> None:
             if is_partial:
                 path.write_bytes(data[:10])
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            no_space()
 
         monkeypatch.setattr(plan_module, "write_new", fail)
         (tmp_path / "kept").mkdir()
@@ -313,80 +308,32 @@ class TestFailure:
     ) -> None:
         store_plan(plan_of("0..1"), tmp_path / "x")
         before = contents(tmp_path)
-
-        def fail(path: Path, data: bytes) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        monkeypatch.setattr(plan_module, "replace_synced", fail)
+        monkeypatch.setattr(plan_module, "replace_synced", lambda path, data: no_space())
         with pytest.raises(RLTrainingError, match="No space left on device"):
             store_plan(plan_of("0..2"), tmp_path / "x", is_extended=True)
         assert contents(tmp_path) == before
 
 
 class TestAtTheSameMoment:
+    @pytest.mark.parametrize("is_complete", [True, False])
     def test_a_process_that_comes_second_continues(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_complete: bool
     ) -> None:
+        """Whether the first has stored the plan already, or only its draft."""
         link = os.link
 
         def link_late(draft: Path, path: Path) -> None:
-            monkeypatch.setattr(os, "link", link)
-            self.in_another_process(lambda: store_plan(plan_of(), tmp_path / "y"))
-            (tmp_path / "y" / PLAN_FILE).rename(path)
+            if is_complete:
+                monkeypatch.setattr(os, "link", link)
+                store_plan(plan_of(), tmp_path / "x")
+            else:
+                path.with_name(f".{PLAN_FILE}-1").write_text("name: x")
             link(draft, path)
 
         monkeypatch.setattr(os, "link", link_late)
         assert store_plan(plan_of(), tmp_path / "x") == open_study(tmp_path / "x")
-        assert contents(tmp_path).keys() == {f"x/{PLAN_FILE}"}
-
-    def test_a_process_that_finds_the_draft_of_another_begins_the_study(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        begun: list[StudyFolder] = []
-        link = os.link
-
-        def link_late(draft: Path, path: Path) -> None:
-            monkeypatch.setattr(os, "link", link)
-            begun.append(self.in_another_process(lambda: store_plan(plan_of(), tmp_path / "x")))
-            link(draft, path)
-
-        monkeypatch.setattr(os, "link", link_late)
-        begun.append(store_plan(plan_of(), tmp_path / "x"))
-        assert begun == [open_study(tmp_path / "x")] * 2
-        assert contents(tmp_path).keys() == {f"x/{PLAN_FILE}"}
-
-    @pytest.mark.parametrize(
-        "pid", [os.getpid(), 1], ids=["of the same number", "of another number"]
-    )
-    def test_the_draft_of_a_killed_process_does_not_prevent_the_study(
-        self, tmp_path: Path, pid: int
-    ) -> None:
-        (tmp_path / "x").mkdir()
-        (tmp_path / "x" / f".{PLAN_FILE}-{pid}").write_text("name: x")
-        assert store_plan(plan_of(), tmp_path / "x") == open_study(tmp_path / "x")
-
-    def test_a_thread_that_finds_the_draft_of_another_begins_the_study(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        results: list[object] = []
-        link = os.link
-
-        def begin() -> None:
-            try:
-                results.append(store_plan(plan_of(), tmp_path / "x"))
-            except RLTrainingError as error:
-                results.append(error)
-
-        def link_late(draft: Path, path: Path) -> None:
-            monkeypatch.setattr(os, "link", link)
-            other = threading.Thread(target=begin)
-            other.start()
-            other.join()
-            link(draft, path)
-
-        monkeypatch.setattr(os, "link", link_late)
-        begin()
-        assert results == [open_study(tmp_path / "x")] * 2
+        drafts = [] if is_complete else [f"x/.{PLAN_FILE}-1"]
+        assert contents(tmp_path).keys() == {f"x/{PLAN_FILE}", *drafts}
 
     def test_processes_that_begin_at_once_all_succeed(self, tmp_path: Path) -> None:
         rounds = 200
@@ -418,13 +365,6 @@ class TestAtTheSameMoment:
                 process.communicate(timeout=PATIENCE_SECONDS)
         assert {*answers} == {"begun"}
         assert contents(tmp_path).keys() == {f"{number}/x/{PLAN_FILE}" for number in range(rounds)}
-
-    @staticmethod
-    def in_another_process(begin: Callable[[], StudyFolder]) -> StudyFolder:
-        """Call `begin` under another process id."""
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(os, "getpid", lambda: 1)
-            return begin()
 
 
 class TestFind:
