@@ -87,13 +87,6 @@ class Task:
         """Last evaluation; None if the run is not complete or was not evaluated."""
         return self.info.last_eval if self.info and self.outcome is Outcome.DONE else None
 
-    @property
-    def failure(self) -> str | None:
-        """Why the run failed or was given up; None if it was not."""
-        if self.outcome in (Outcome.FAILED, Outcome.GIVEN_UP):
-            return self.reason or self.outcome.value
-        return None
-
     def look(self, now: float) -> RunInfo | None:
         """Read the run folder again; `now` is the time on the clock that dates its files."""
         self.info = read_run(self.run.run_dir, now) if is_run_folder(self.run.run_dir) else None
@@ -147,9 +140,7 @@ class Driver:
             self._recall(task)
         with handling_signals(self._interrupt):
             try:
-                while any(
-                    task.outcome in NOT_OVER or task.handle is not None for task in self.tasks
-                ):
+                while any(task.handle or task.outcome in NOT_OVER for task in self.tasks):
                     self._tick()
                     time.sleep(SECONDS_BETWEEN_POLLS)
             finally:
@@ -217,10 +208,10 @@ class Driver:
         info = task.look(self._now)
         if info is not None and is_complete(info):
             self._finish(task, info)
-        elif info is None or info.state != "running":
-            may_have_paused = self._now - self._awake_since <= stale_seconds()
-            if info is None or info.owner is None or info.owner.is_gone or not may_have_paused:
-                task.outcome = Outcome.WAITING
+        elif info is None or info.owner is None or info.owner.is_gone:
+            task.outcome = Outcome.WAITING
+        elif info.state != "running" and self._now - self._awake_since > stale_seconds():
+            task.outcome = Outcome.WAITING  # not paused with this process: its heartbeat is stale
 
     def _start_waiting(self) -> None:
         free = self._launcher.capacity() - sum(task.handle is not None for task in self.tasks)

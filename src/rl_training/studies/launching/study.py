@@ -96,7 +96,11 @@ class StudyResult(dict[str, RunRecord]):
     @property
     def failed(self) -> dict[str, str]:
         """Why runs failed or were given up, by the names of their folders."""
-        return {task.run.run_dir.name: task.failure for task in self.tasks if task.failure}
+        return {
+            task.run.run_dir.name: task.reason or task.outcome.value
+            for task in self.tasks
+            if task.outcome in (Outcome.FAILED, Outcome.GIVEN_UP)
+        }
 
     @property
     def is_complete(self) -> bool:
