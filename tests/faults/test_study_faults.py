@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from conftest import TRY_ALL
-from run_tools import contents
 from study_tools import (
     BASE,
     PPO,
+    assert_replaces_a_suspended_worker,
     assert_same_study,
     live_workers,
     start,
@@ -26,7 +26,6 @@ from study_tools import (
 )
 from warm import finish, wait_until
 
-from rl_training.experiment.ownership import read_owner
 from rl_training.studies.catalog import read_run
 from rl_training.studies.launching.study import Study
 
@@ -67,30 +66,27 @@ def test_kills_of_workers_and_drivers_change_nothing(
     study = Study.from_file(path)
     command = ["study", "run", str(path), "--jobs", "2"]
     driver = start(command, tmp_path)
-    kills = {"driver": 0, "worker": 0}
-    while sum(kills.values()) < NUM_KILLS:
+    num_kills = 0
+    while num_kills < NUM_KILLS:
         wait_until(lambda process=driver: live_workers(study) or process.poll() is not None)
         time.sleep(chance.uniform(0.0, 0.4))
-        workers = live_workers(study)
-        if (
-            driver.poll() is not None
-        ):  # it had to give up a run that was killed three times without progress
-            assert driver.returncode == 1, finish(driver)
-            driver = start(command, tmp_path)
-        elif chance.random() < 0.3:
+        workers = [*live_workers(study).values()]
+        # It had to give up a run that was killed three times without progress.
+        has_given_up = driver.poll() is not None
+        if has_given_up or chance.random() < 0.3:
             driver.kill()
-            finish(driver)
-            kills["driver"] += 1
+            code, _, error = finish(driver)
+            assert not has_given_up or code == 1, error
             driver = start(command, tmp_path)
+            num_kills += not has_given_up
         elif workers:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(chance.choice(list(workers.values())), signal.SIGKILL)
-                kills["worker"] += 1
+                os.kill(chance.choice(workers), signal.SIGKILL)
+                num_kills += 1
     finish(driver)
     code, out, error = finish(start(command, tmp_path))
     assert code == 0, error
     assert "6 of 6 runs finished" in out
-    print(f"survived {kills}")
     assert_same_study(study, alone)
 
 
@@ -150,20 +146,7 @@ def test_a_suspended_worker_is_replaced_and_cannot_disturb_the_winner(
     driver = start(
         ["study", "run", str(path), "--jobs", "2"], tmp_path, RL_TRAINING_STALE_SECONDS="2"
     )
-    run_dir, pid = wait_until(lambda: list(live_workers(study).items()), driver)[0]
-    os.kill(pid, signal.SIGSTOP)
-    code, _, error = finish(driver)
-    assert code == 0, error
-    assert "has given no heartbeat for" in error
-    owner = read_owner(run_dir)
-    assert owner is not None
-    assert owner.attempt >= 2
-    before = contents(run_dir)
-    with contextlib.suppress(ProcessLookupError):  # the driver has ended it, which is as good
-        os.kill(pid, signal.SIGCONT)
-        wait_until(lambda: not Path(f"/proc/{pid}").exists())
-    assert contents(run_dir) == before
-    assert_same_study(study, alone)
+    assert_replaces_a_suspended_worker(driver, study, alone)
 
 
 def test_the_folder_of_another_run_is_no_run_of_the_plan(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Studies of finished runs made from stored scores: real run folders with all but the checkpoints' tensors."""
+"""Runs and studies without training: real run folders with all but the checkpoints' tensors, and their owners."""
 
 from __future__ import annotations
 
@@ -48,6 +48,28 @@ def write_run(
     }
     (run_dir / "metadata.json").write_text(json.dumps(values))
     return run_dir
+
+
+def own(run_dir: Path, attempt: int = 1, beat: Any = None, **values: Any) -> Path:
+    """Pretend that a process of another machine owns a run, with a heartbeat of now; returns its workspace."""
+    owner = {
+        "host": "elsewhere",
+        "pid": 17,
+        "machine": "elsewhere",
+        "started": "1",
+        "since": "then",
+    }
+    workspace = run_dir / "owner" / str(attempt)
+    workspace.mkdir(parents=True)
+    workspace.with_suffix(".json").write_text(json.dumps({**owner, **values}))
+    (workspace / "heartbeat").write_text(json.dumps({} if beat is None else beat))
+    return workspace
+
+
+def release(workspace: Path) -> None:
+    """Pretend that the owner has released the run."""
+    owner_file = workspace.with_suffix(".json")
+    owner_file.rename(owner_file.with_suffix(".ended.json"))
 
 
 def write_finished_study(

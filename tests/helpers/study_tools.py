@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import warm
-from run_tools import assert_same_checkpoint
+from run_tools import assert_same_checkpoint, contents
 
 from rl_training.experiment.logs import read_metrics
 from rl_training.experiment.ownership import is_alive, read_owner
@@ -102,3 +105,23 @@ def assert_same_study(study: Study, alone: dict[str, Path]) -> None:
         assert (run.run_dir / "evaluations.jsonl").read_bytes() == (
             reference / "evaluations.jsonl"
         ).read_bytes()
+
+
+def assert_replaces_a_suspended_worker(driver: Any, study: Study, alone: dict[str, Path]) -> None:
+    """A worker of the driver's study that is suspended is replaced, and changes nothing when it wakes up."""
+    run_dir, pid = warm.wait_until(lambda: list(live_workers(study).items()), driver)[0]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        code, _, error = warm.finish(driver)
+        assert code == 0, error
+        assert "has given no heartbeat for" in error
+        owner = read_owner(run_dir)
+        assert owner is not None
+        assert owner.attempt >= 2
+        before = contents(run_dir)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # it was ended, which is as good
+            os.kill(pid, signal.SIGCONT)
+    warm.wait_until(lambda: not Path(f"/proc/{pid}").exists())
+    assert contents(run_dir) == before
+    assert_same_study(study, alone)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from finished_studies import own, release
 
 from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.studies.launching import driver as driver_module
@@ -40,31 +41,16 @@ class Worker:
         if not self.run_dir.exists():
             (self.run_dir / "checkpoints").mkdir(parents=True)
             (self.run_dir / "config.yaml").write_text(dump_yaml({**BASE, "seed": 0}))
-        self.attempt = len(list((self.run_dir / "owner").glob("*.json"))) + 1
-        (self.run_dir / "owner" / str(self.attempt)).mkdir(parents=True)
-        owner = {
-            "host": "elsewhere",
-            "pid": 17,
-            "machine": "elsewhere",
-            "started": "1",
-            "since": "then",
-        }
-        (self.run_dir / "owner" / f"{self.attempt}.json").write_text(json.dumps(owner))
-        self.beat()
+        self.workspace = own(self.run_dir, len(list((self.run_dir / "owner").glob("*.json"))) + 1)
         return self
 
-    def beat(self, at: float | None = None) -> None:
-        path = self.run_dir / "owner" / str(self.attempt) / "heartbeat"
-        path.write_text("{}")
-        if at is not None:
-            os.utime(path, (at, at))
+    def beat(self, at: float) -> None:
+        os.utime(self.workspace / "heartbeat", (at, at))
 
     def finish(self) -> None:
-        file = self.run_dir / "owner" / f"{self.attempt}.json"
-        file.rename(file.with_suffix(".ended.json"))
-        (self.run_dir / "metadata.json").write_text(
-            json.dumps({"status": "finished", "attempt": self.attempt})
-        )
+        release(self.workspace)
+        metadata = {"status": "finished", "attempt": int(self.workspace.name)}
+        (self.run_dir / "metadata.json").write_text(json.dumps(metadata))
         self.has_ended = True
 
     def poll(self) -> Exit | None:

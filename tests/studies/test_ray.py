@@ -21,6 +21,7 @@ from run_tools import contents
 from study_tools import (
     BASE,
     SETTINGS,
+    assert_replaces_a_suspended_worker,
     assert_same_study,
     live_workers,
     start,
@@ -30,7 +31,6 @@ from study_tools import (
 from warm import finish, wait_until
 
 from rl_training.cli import main
-from rl_training.experiment.ownership import read_owner
 from rl_training.studies.catalog import read_run
 from rl_training.studies.launching.study import Study
 
@@ -112,25 +112,30 @@ def finished_runs(study: Study) -> dict[Path, dict[str, bytes]]:
     return {folder: contents(folder) for folder in folders if read_run(folder).state == "finished"}
 
 
-def kill_worker(cluster: RayCluster, pid: int) -> None:
+def kill_worker(cluster: RayCluster, pid: int, driver: Any) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def kill_ray_worker(cluster: RayCluster, pid: int) -> None:
+def kill_ray_worker(cluster: RayCluster, pid: int, driver: Any) -> None:
     os.kill(parent_of(pid), signal.SIGKILL)
 
 
-def remove_node(cluster: RayCluster, pid: int) -> None:
+def remove_node(cluster: RayCluster, pid: int, driver: Any) -> None:
     cluster.tell("remove", raylet_of(pid))
     cluster.tell("add")
 
 
-def kill_raylet(cluster: RayCluster, pid: int) -> None:
+def kill_raylet(cluster: RayCluster, pid: int, driver: Any) -> None:
     cluster.tell("kill", raylet_of(pid))
     cluster.tell("add")
 
 
-KILLS = [[kill_worker, kill_raylet], [kill_ray_worker, remove_node]]
+def kill_driver(cluster: RayCluster, pid: int, driver: Any) -> None:
+    driver.kill()
+    finish(driver)
+
+
+KILLS = [[kill_worker, kill_raylet], [kill_ray_worker, remove_node, kill_driver]]
 LONG = pytest.mark.skipif(not TRY_ALL, reason="takes half a minute: RL_TRAINING_TEST_ALL=1 runs it")
 
 
@@ -147,29 +152,12 @@ def test_whatever_dies_the_study_ends_as_if_nothing_had(
         pid = wait_until(lambda: list(live_workers(study).values()), driver)[0]
         untouched |= finished_runs(study)
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-            kill(cluster, pid)
+            kill(cluster, pid, driver)
+        if kill is kill_driver:
+            driver = run_on(cluster, path)
     code, out, error = finish(driver)
     assert code == 0, error
     assert "4 of 4 runs finished" in out
-    assert {folder: contents(folder) for folder in untouched} == untouched
-    assert_same_study(study, alone)
-
-
-@LONG
-def test_a_killed_driver_is_replaced_by_the_same_command(
-    cluster: RayCluster, tmp_path: Path, alone: dict[str, Path]
-) -> None:
-    path = write_study(tmp_path, seeds="0,1")
-    study = Study.from_file(path)
-    driver = run_on(cluster, path)
-    wait_until(lambda: finished_runs(study) and live_workers(study), driver)
-    driver.kill()
-    finish(driver)
-    untouched = finished_runs(study)
-    code, out, error = finish(run_on(cluster, path))
-    assert code == 0, error
-    assert "4 of 4 runs finished" in out
-    assert untouched
     assert {folder: contents(folder) for folder in untouched} == untouched
     assert_same_study(study, alone)
 
@@ -179,24 +167,8 @@ def test_a_suspended_worker_is_replaced_and_wakes_up_without_a_trace(
     cluster: RayCluster, tmp_path: Path, alone: dict[str, Path]
 ) -> None:
     path = write_study(tmp_path, seeds="0")
-    study = Study.from_file(path)
     driver = run_on(cluster, path, RL_TRAINING_STALE_SECONDS="2")
-    run_dir, pid = wait_until(lambda: list(live_workers(study).items()), driver)[0]
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        code, _, error = finish(driver)
-        assert code == 0, error
-        assert "has given no heartbeat for" in error
-        owner = read_owner(run_dir)
-        assert owner is not None
-        assert owner.attempt >= 2
-        before = contents(run_dir)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: not Path(f"/proc/{pid}").exists())
-    assert contents(run_dir) == before
-    assert_same_study(study, alone)
+    assert_replaces_a_suspended_worker(driver, Study.from_file(path), alone)
 
 
 @LONG
