@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpoint_folder import CheckpointFolder, checkpoint_order
@@ -25,7 +25,7 @@ from rl_training.files import open_regular
 from rl_training.validation import suggest
 
 State = Literal["running", "finished", "stopped", "failed", "dead"]
-STATES: tuple[State, ...] = ("running", "finished", "stopped", "failed", "dead")
+STATES: tuple[State, ...] = get_args(State)
 ENDED: tuple[State, ...] = ("finished", "stopped", "failed")
 DEEPEST = 4
 """Levels below a folder at which run folders are found."""

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import Field
 
-from rl_training.errors import ConfigError, RLTrainingError, RunOwnedError
+from rl_training.errors import ConfigError, RunOwnedError
 from rl_training.experiment.config import (
     TrainConfig,
     leaves,
@@ -422,7 +422,7 @@ def refuse_changed(plan: Plan, stored: StudyFolder, *, is_extended: bool = False
 def freeze(path: Path, text: str) -> bool:
     """Create a plan file with its folder, complete from its first moment on; False if there is one already."""
     draft = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
-    with translate_write_errors(path), _removed_on_failure(path.parent):
+    with translate_write_errors(path), removed_if_empty(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             write_new(draft, text.encode())
@@ -455,16 +455,15 @@ def driven_alone(path: Path, what: str) -> Iterator[Lease]:
 
 
 @contextmanager
-def _removed_on_failure(path: Path) -> Iterator[None]:
-    """Remove the folders that the block makes if it fails: nothing is left behind."""
+def removed_if_empty(path: Path) -> Iterator[None]:
+    """Remove the folders of `path` that the block makes, unless they hold something at its end."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         yield
-    except (OSError, RLTrainingError):
+    finally:
         for folder in missing:
             with suppress(OSError):
                 folder.rmdir()
-        raise
 
 
 def _text(plan: Plan) -> str:

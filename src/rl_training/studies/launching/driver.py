@@ -46,16 +46,16 @@ NO_PLACE = (
 
 
 class Outcome(Enum):
-    """What has become of a run, as far as this driver is concerned."""
+    """What has become of a run, as far as this driver is concerned; what needs attention stands first."""
 
-    WAITING = "waiting"
     ACTIVE = "active"
     ELSEWHERE = "elsewhere"
     """Another process, not started by this driver, trains it."""
-    DONE = "done"
     FAILED = "failed"
     GIVEN_UP = "given up"
     STOPPED = "stopped"
+    WAITING = "waiting"
+    DONE = "done"
     PRUNED = "pruned"
     """Ended by `Driver.prune`."""
 

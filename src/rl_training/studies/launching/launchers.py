@@ -35,10 +35,9 @@ def start_worker(output: int | None = None) -> subprocess.Popen[bytes]:
 def give_order(process: subprocess.Popen[bytes], text: str) -> None:
     """Tell a worker process what to do; nothing: it ends."""
     assert process.stdin is not None
-    with contextlib.suppress(OSError):  # a process that is already gone is noticed by its exit code
+    # A process that is already gone is noticed by its exit code.
+    with contextlib.suppress(OSError), process.stdin:
         process.stdin.write(text.encode())
-    with contextlib.suppress(OSError):
-        process.stdin.close()
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,8 @@ from rl_training.terminal.streams import is_quiet, is_terminal, tell
 from rl_training.terminal.tables import LiveTable
 
 HEADER = ("run", "state", "done", "last eval", "steps/s", "left")
-ORDER = (
-    Outcome.ACTIVE,
-    Outcome.ELSEWHERE,
-    Outcome.FAILED,
-    Outcome.GIVEN_UP,
-    Outcome.STOPPED,
-    Outcome.WAITING,
-)
-"""Rows at the top of a table that does not fit; finished runs come last."""
+ROWS = list(Outcome)
+"""Order of the rows in a table that does not fit."""
 
 
 def make_listener() -> Listener:
@@ -54,12 +47,9 @@ class TableListener(Listener):
 
     def look(self, tasks: Sequence[Task]) -> None:
         """Draw the table again."""
-        ordered = sorted(
-            tasks,
-            key=lambda task: ORDER.index(task.outcome) if task.outcome in ORDER else len(ORDER),
-        )
-        rows_fit = len(tasks) <= self._table.num_rows_that_fit
-        rows = [table_row(task) for task in (tasks if rows_fit else ordered)]
+        if len(tasks) > self._table.num_rows_that_fit:
+            tasks = sorted(tasks, key=lambda task: ROWS.index(task.outcome))
+        rows = [table_row(task) for task in tasks]
         self._table.draw(rows, summary_line(tasks, time.monotonic() - self._begin))
 
     def close(self) -> None:
@@ -69,8 +59,7 @@ class TableListener(Listener):
 
 def table_row(task: Task) -> tuple[str, ...]:
     """The row of one run."""
-    info = task.info
-    return (task.run.label or "run", state_text(task), *progress_cells(info))
+    return (task.run.label or "run", state_text(task), *progress_cells(task.info))
 
 
 def progress_cells(info: RunInfo | None) -> tuple[str, str, str, str]:

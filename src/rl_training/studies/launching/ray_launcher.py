@@ -25,7 +25,7 @@ from rl_training.studies.launching.launchers import (
     start_worker,
 )
 from rl_training.studies.launching.orders import Order
-from rl_training.studies.plan import PlannedRun
+from rl_training.studies.plan import PlannedRun, removed_if_empty
 
 SECONDS_TO_REACH = 5.0
 SECONDS_TO_PROBE = 120.0
@@ -291,7 +291,7 @@ def connect(ray: Any, address: str) -> bool:
     try:
         ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(f"there is no Ray cluster at --address {address}: {reason}") from None
     return True
 
@@ -311,15 +311,12 @@ def _check_reachable(address: str) -> None:
 @contextlib.contextmanager
 def shared_token(folder: Path) -> Iterator[Path]:
     """A folder in `folder` with a file of this process, for other nodes to find; removed after the block."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     token = folder / f".shared-{uuid.uuid4().hex}"
-    with translate_write_errors(token):
-        token.mkdir(parents=True)
-        (token / "driver").touch()
-    try:
-        yield token
-    finally:
-        shutil.rmtree(token, ignore_errors=True)
-        for path in missing:
-            with contextlib.suppress(OSError):
-                path.rmdir()
+    with removed_if_empty(folder):
+        with translate_write_errors(token):
+            token.mkdir(parents=True)
+            (token / "driver").touch()
+        try:
+            yield token
+        finally:
+            shutil.rmtree(token, ignore_errors=True)
