@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -128,6 +129,38 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def removed_if_empty(folder: Path) -> Iterator[None]:
+    """Remove `folder` and its parents, as far as the block makes them, unless they hold something at its end."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    finally:
+        for path in missing:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def freeze(path: Path, text: str) -> bool:
+    """Create a file with its folder, complete from its first moment on; False if there is one already."""
+    draft = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+    with translate_write_errors(path), removed_if_empty(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write_new(draft, text.encode())
+            try:
+                os.link(draft, path)  # unlike a rename, it does not replace
+            except FileExistsError:
+                raise
+            except OSError:  # no hard links here
+                write_new(path, text.encode())
+        except FileExistsError:
+            return False
+        finally:
+            draft.unlink(missing_ok=True)
+    return True
 
 
 def is_file(path: Path) -> bool:

@@ -37,7 +37,7 @@ NAMES = [f"ppo__CartPole-v1__seed{seed}__gamma-{gamma}" for seed in (0, 1) for g
 """Run folders of the grid, in the order of the plan."""
 
 Refuse = Callable[..., str]
-Answer = Callable[..., str]
+Answer = Callable[..., Any]
 
 
 def write(**changes: Any) -> str:
@@ -104,16 +104,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answer(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Answer:
-    """Run the command line in the folder of the trained study, which it leaves as it is; returns what it prints."""
+    """Run the command line in the folder of the trained study, which stays as it is; returns what it prints, JSON as values."""
     monkeypatch.chdir(trained)
 
-    def answer(*words: str, code: int = 0) -> str:
+    def answer(*words: str) -> Any:
         before = contents(trained)
         capfd.readouterr()
-        assert main(list(words)) == code
-        out, err = capfd.readouterr()
+        assert main(list(words)) == 0
+        out = capfd.readouterr().out
         assert contents(trained) == before
-        return out if code == 0 else err
+        return json.loads(out) if "--json" in words else out
 
     return answer
 
@@ -307,10 +307,10 @@ class TestTrainedStudy:
         first = json.loads((trained / "out.json").read_text())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("rl_training.views.studies._draw", lambda path: first["picture"])
-            assert json.loads(answer("study", "run", name, "--json")) == first
+            assert answer("study", "run", name, "--json") == first
 
     def test_its_status_counts_the_states(self, answer: Answer) -> None:
-        status = json.loads(answer("study", "status", "grid", "--json"))
+        status = answer("study", "status", "grid", "--json")
         assert (status["name"], status["study_dir"]) == ("grid", "runs/grid")
         assert status["counts"] == {"finished": 4}
         assert [Path(run["run_dir"]).name for run in status["runs"]] == NAMES
@@ -323,13 +323,13 @@ class TestTrainedStudy:
 
     def test_studies_are_listed(self, answer: Answer) -> None:
         assert answer("study", "status") == "runs/grid\n"
-        assert json.loads(answer("study", "status", "--json")) == ["runs/grid"]
+        assert answer("study", "status", "--json") == ["runs/grid"]
         assert answer("study", "status", "--output-dir", "out") == "there is no study in 'out'\n"
 
     def test_a_dry_run_tells_memory_and_time_and_starts_nothing(
         self, answer: Answer, trained: Path
     ) -> None:
-        plan = json.loads(answer("study", "run", "grid", "--dry-run", "--json"))
+        plan = answer("study", "run", "grid", "--dry-run", "--json")
         assert (plan["study_dir"], plan["num_runs"]) == ("runs/grid", 4)
         assert [setting["setting"] for setting in plan["settings"]] == ["gamma=0.9", "gamma=0.99"]
         assert sorted(
@@ -348,7 +348,7 @@ class TestTrainedStudy:
         assert [Path(line).name for line in first] == [NAMES[0], NAMES[3]]
         for name, value in zip(ARRAYS[0], ("5", "4", "6", "1"), strict=True):
             monkeypatch.setenv(name, value)
-        plan = json.loads(answer("study", "run", "grid", "--dry-run", "--json"))
+        plan = answer("study", "run", "grid", "--dry-run", "--json")
         assert [run for setting in plan["settings"] for run in setting["runs"]] == [
             f"runs/grid/{NAMES[1]}"
         ]
@@ -391,7 +391,7 @@ class TestPlannedStudy:
 
 class TestRuns:
     def test_runs_are_listed_with_their_state_and_scores(self, answer: Answer) -> None:
-        infos = json.loads(answer("runs", "--json"))
+        infos = answer("runs", "--json")
         assert sorted(info["name"] for info in infos) == sorted(NAMES)
         assert infos == sorted(infos, key=lambda info: info["created"], reverse=True)
         assert all(info.keys() >= RUN_KEYS for info in infos)
@@ -401,7 +401,7 @@ class TestRuns:
         line = answer("runs").splitlines()[1].split()
         assert line[:5] == ["grid/", "(4", "runs)", "finished", "100%"]
         assert line[6] == f"{max(info['best_eval'] for info in infos):.1f}"
-        infos = json.loads(answer("runs", "--sort", "name", "--json"))
+        infos = answer("runs", "--sort", "name", "--json")
         lines = answer("runs", "--sort", "name", "--all").splitlines()
         assert lines[0].split() == ["run", "state", "done", "last", "best", "steps/s", "age"]
         assert [line.split()[:3] for line in lines[1:]] == [
@@ -423,24 +423,22 @@ class TestRuns:
     def test_a_folder_and_filters_choose_runs(
         self, answer: Answer, words: list[str], expected: list[str]
     ) -> None:
-        infos = json.loads(answer("runs", *words, "--sort", "name", "--json"))
+        infos = answer("runs", *words, "--sort", "name", "--json")
         assert [info["name"] for info in infos] == sorted(expected)
 
     def test_the_order_and_number_of_lines_are_chosen(self, answer: Answer) -> None:
-        best = [
-            info["best_eval"] for info in json.loads(answer("runs", "--sort", "best", "--json"))
-        ]
+        best = [info["best_eval"] for info in answer("runs", "--sort", "best", "--json")]
         assert best == sorted(best, reverse=True)
-        assert len(json.loads(answer("runs", "--limit", "3", "--json"))) == 3
+        assert len(answer("runs", "--limit", "3", "--json")) == 3
         assert answer("runs", "--all", "--limit", "3").endswith("\n1 more: leave out --limit\n")
 
     def test_no_such_run_is_said_and_is_an_empty_list(self, answer: Answer) -> None:
         assert answer("runs", "state=dead") == "there is no such run in 'runs'\n"
-        assert json.loads(answer("runs", "state=dead", "--json")) == []
+        assert answer("runs", "state=dead", "--json") == []
 
     def test_one_run_is_shown_with_its_settings(self, answer: Answer) -> None:
         name = "@last"
-        values = json.loads(answer("runs", "show", name, "--json"))
+        values = answer("runs", "show", name, "--json")
         assert values.keys() >= {*RUN_KEYS, "settings", "metadata", "owner", "inexact_reasons"}
         assert values["settings"]["algo_kwargs"]["num_steps"] == 8
         assert values["metadata"]["versions"]["torch"]
@@ -455,7 +453,7 @@ class TestRuns:
 
     def test_the_settings_in_which_two_runs_differ_are_shown(self, answer: Answer) -> None:
         pair = [f"runs/grid/{NAMES[0]}", f"runs/grid/{NAMES[3]}"]
-        assert json.loads(answer("runs", "diff", *pair, "--json")) == {
+        assert answer("runs", "diff", *pair, "--json") == {
             "seed": [0, 1],
             GAMMA: [0.9, 0.99],
         }
@@ -466,7 +464,7 @@ class TestRuns:
             [GAMMA, "0.9", "0.99"],
         ]
         assert answer("runs", "diff", pair[0], pair[0]) == "the settings are the same\n"
-        assert json.loads(answer("runs", "diff", pair[0], pair[0], "--json")) == {}
+        assert answer("runs", "diff", pair[0], pair[0], "--json") == {}
 
     def test_damaged_versions_do_not_hide_the_run(
         self, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

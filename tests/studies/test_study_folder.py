@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from run_tools import contents
 
+from rl_training import files
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment import yaml_text
 from rl_training.experiment.yaml_text import is_unedited, sign
@@ -286,7 +287,7 @@ class TestFailure:
                 path.write_bytes(data[:10])
             no_space()
 
-        monkeypatch.setattr(plan_module, "write_new", fail)
+        monkeypatch.setattr(files, "write_new", fail)
         (tmp_path / "kept").mkdir()
         with pytest.raises(RLTrainingError, match=r"cannot write '.*': No space left on device"):
             store_plan(plan_of(), tmp_path / "kept" / "a" / "b" / "x")

@@ -147,11 +147,12 @@ def _row(path: Path, members: list[RunInfo], folder: Path) -> tuple[str, ...]:
     from rl_training.studies.catalog import format_age
 
     first, name = members[0], str(path.relative_to(folder)) if path != folder else path.name
-    counts = Counter(str(info.state) for info in members)
-    state, last, working = first.state, first.last_eval, members
+    state: str = first.state
+    last, working = first.last_eval, members
     if path != first.run_dir:
         name, last = f"{name}/ ({len(members):,} runs)", None
         working = [info for info in members if info.state == "running"]
+        counts = Counter(info.state for info in members)
         if len(counts) > 1:
             state = ", ".join(f"{count} {word}" for word, count in counts.most_common(2))
     shares = [info.share for info in members if info.share is not None]

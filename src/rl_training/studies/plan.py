@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,12 @@ from rl_training.experiment.ownership import Lease, acquire
 from rl_training.experiment.presets import preset_of
 from rl_training.experiment.run_folder import run_name, safe_name
 from rl_training.experiment.yaml_text import dump_yaml, parse_yaml, sign
-from rl_training.files import is_file, replace_synced, translate_write_errors, write_new
+from rl_training.files import freeze as freeze
+from rl_training.files import (
+    is_file,
+    replace_synced,
+    translate_write_errors,
+)
 from rl_training.studies.variation import (
     CHOSEN_BY_TUNING,
     NOT_VARIED,
@@ -43,7 +46,7 @@ from rl_training.studies.variation import (
     suffixes_of,
     value_text,
 )
-from rl_training.validation import FrozenConfig, suggest
+from rl_training.validation import FrozenConfig, parse_config, suggest
 
 MAX_RUNS = 100_000
 
@@ -71,10 +74,6 @@ class StudyFile(FrozenConfig):
     """Callbacks of every run, each as FILE.py:NAME."""
     tune: dict[str, Any] | None = None
     """A tuning in place of a study: how much is tried, and what. `rl-training tune FILE` runs it."""
-
-    @classmethod
-    def _title(cls) -> str:
-        return "the study"
 
 
 @dataclass(frozen=True)
@@ -107,14 +106,14 @@ class Plan:
     seeds: tuple[int, ...]
     plugins: tuple[str, ...] = ()
     callbacks: tuple[str, ...] = ()
-    suffix: str | None = None
-    """End of the run folders' names before the setting's label; None: nothing."""
     threads: tuple[int, ...] = ()
     """PyTorch threads of each setting, fixed when the study begins, so that results do not depend on the machine's
     load or on how many runs are trained at once; empty: not fixed yet."""
 
     working_dir: str = ""
     """Working directory of the command that began the study: relative paths in its settings are relative to it."""
+    suffix: str | None = None
+    """End of the run folders' names before the setting's label; None: nothing."""
     names: tuple[str, ...] = ()
     """Name of each setting, for people and for its run folders; empty: settings are named by their keys and values."""
     folders: tuple[str, ...] = field(default=(), compare=False)
@@ -124,20 +123,12 @@ class Plan:
 
     def values(self) -> dict[str, Any]:
         """The plan as stored in the study's folder: what decides which runs there are."""
-        values: dict[str, Any] = {
-            "name": self.name,
-            "base": self.base,
-            "vary": self.vary,
-            "seeds": format_seeds(self.seeds),
-            "plugins": self.plugins,
-            "callbacks": self.callbacks,
-            "threads": self.threads,
-            "working_dir": self.working_dir,
-        }
-        if self.suffix is not None:
-            values["suffix"] = self.suffix
-        if self.names:
-            values["names"] = self.names
+        values = vars(self) | {"seeds": format_seeds(self.seeds)}
+        del values["folders"], values["hint"]
+        if self.suffix is None:
+            del values["suffix"]
+        if not self.names:
+            del values["names"]
         return values
 
     @classmethod
@@ -165,10 +156,9 @@ class Plan:
         Every configuration is validated; an error names the setting.
         """
         labels, suffixes = self.labels(), self.suffixes()
-        if len(self.vary) * len(self.seeds) > MAX_RUNS:
-            raise ConfigError(
-                f"the study has {len(self.vary) * len(self.seeds):,} runs, more than {MAX_RUNS:,}"
-            )
+        num_runs = len(self.vary) * len(self.seeds)
+        if num_runs > MAX_RUNS:
+            raise ConfigError(f"the study has {num_runs:,} runs, more than {MAX_RUNS:,}")
         configs = [
             self._config(setting, label, study_dir, threads)
             for setting, label, threads in itertools.zip_longest(self.vary, labels, self.threads)
@@ -228,14 +218,11 @@ def read_tune_file(path: Path) -> tuple[Plan, dict[str, Any], Path]:
 
 def _read_file(path: Path) -> tuple[Plan, StudyFile]:
     values = load_config_file(path)
-    wrong = [key for key in values if not isinstance(key, str)]
-    if wrong:
-        raise ConfigError(f"key {wrong[0]!r} of study file '{path}' is not a string")
     if "vary" in values and not values["vary"]:
         raise ConfigError(
             "the grid 'vary' of the study is empty: give it values, or leave the key out"
         )
-    file = StudyFile(**values)
+    file = parse_config(StudyFile, values, "the study")
     if not file.base and file.config is None:
         raise ConfigError(
             "missing key 'base' for the study: the settings of its runs, or 'config' with a file of them"
@@ -293,7 +280,7 @@ def make_plan(
         parse_seeds(seeds),
         tuple(plugins),
         tuple(callbacks),
-        suffix,
+        suffix=suffix,
     )
 
 
@@ -419,26 +406,6 @@ def refuse_changed(plan: Plan, stored: StudyFolder, *, is_extended: bool = False
     )
 
 
-def freeze(path: Path, text: str) -> bool:
-    """Create a plan file with its folder, complete from its first moment on; False if there is one already."""
-    draft = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
-    with translate_write_errors(path), removed_if_empty(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            write_new(draft, text.encode())
-            try:
-                os.link(draft, path)  # unlike a rename, it does not replace
-            except FileExistsError:
-                raise
-            except OSError:  # no hard links here
-                write_new(path, text.encode())
-        except FileExistsError:
-            return False
-        finally:
-            draft.unlink(missing_ok=True)
-    return True
-
-
 @contextmanager
 def driven_alone(path: Path, what: str) -> Iterator[Lease]:
     """Be the only process that drives `what`, such as a tuning, in the folder `path`; else a `ConfigError`."""
@@ -452,18 +419,6 @@ def driven_alone(path: Path, what: str) -> Iterator[Lease]:
         yield lease
     finally:
         lease.release()
-
-
-@contextmanager
-def removed_if_empty(path: Path) -> Iterator[None]:
-    """Remove the folders of `path` that the block makes, unless they hold something at its end."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    try:
-        yield
-    finally:
-        for folder in missing:
-            with suppress(OSError):
-                folder.rmdir()
 
 
 def _text(plan: Plan) -> str:

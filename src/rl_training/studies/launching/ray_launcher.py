@@ -16,7 +16,7 @@ from typing import Any
 
 from rl_training.errors import ConfigError, RLTrainingError, install_extra
 from rl_training.experiment.checkpoint_folder import last_metadata
-from rl_training.files import translate_write_errors
+from rl_training.files import removed_if_empty, translate_write_errors
 from rl_training.studies.launching.launchers import (
     ClusterOptions,
     Exit,
@@ -25,7 +25,7 @@ from rl_training.studies.launching.launchers import (
     start_worker,
 )
 from rl_training.studies.launching.orders import Order
-from rl_training.studies.plan import PlannedRun, removed_if_empty
+from rl_training.studies.plan import PlannedRun
 
 SECONDS_TO_REACH = 5.0
 SECONDS_TO_PROBE = 120.0
