@@ -104,7 +104,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answer(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Answer:
-    """Run the command line in the folder of the trained study, which stays as it is; returns what it prints, JSON as values."""
+    """Run the command line in the folder of the trained study, which stays as it is; returns its answer."""
     monkeypatch.chdir(trained)
 
     def answer(*words: str) -> Any:

@@ -16,11 +16,11 @@ from typer.core import TyperGroup
 from rl_training.cli.options import (
     NUMBER,
     AsJson,
-    complete_run,
     flag,
     named_run,
     option,
     positive_number,
+    run_argument,
 )
 from rl_training.cli.output import show
 from rl_training.cli.parsing import verb
@@ -55,19 +55,8 @@ Filters = Annotated[
         help="Folder of runs (default: runs), then filters: state=dead, algo=ppo, gamma=0.99, or a part of the name.",
     ),
 ]
-OneRun = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN",
-        autocompletion=complete_run,
-        help="A run folder, a prefix of its name, or @last.",
-    ),
-]
-OtherRun = Annotated[
-    Path, typer.Argument(metavar="OTHER", autocompletion=complete_run, help="Another run.")
-]
-
-
+OneRun = Annotated[Path, run_argument(text="A run folder, a prefix of its name, or @last.")]
+OtherRun = Annotated[Path, run_argument("OTHER", "Another run.")]
 Sort = Annotated[
     str,
     option(
@@ -78,12 +67,7 @@ Limit = Annotated[
     int | None, option("--limit", NUMBER, "Show the first so many only.", parser=positive_number)
 ]
 All = Annotated[bool, flag("--all", "A line for each run of a study or tuning, too.")]
-Removed = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="RUN...", autocompletion=complete_run, help="Runs, studies and tunings to remove."
-    ),
-]
+Removed = Annotated[list[Path], run_argument("RUN...", "Runs, studies and tunings to remove.")]
 Yes = Annotated[bool, flag("--yes", "Do not ask.")]
 SORTS: dict[str, Callable[[RunInfo], Any]] = {
     "age": lambda info: info.created or "",
