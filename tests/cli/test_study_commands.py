@@ -256,12 +256,6 @@ class TestStudyRun:
             " --extend (in Python: extend=True) to add the new runs, or --fork NAME"
         )
 
-    @pytest.mark.parametrize("command", ["run", "status"])
-    def test_an_edited_plan_is_refused(self, refuse: Refuse, command: str) -> None:
-        path = begin() / "study.yaml"
-        path.write_text(path.read_text().replace("0..1", "0..9"))
-        assert "'runs/grid/study.yaml' was edited" in refuse("study", command, "grid")
-
     def test_the_output_folder_of_the_command_replaces_that_of_the_file(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
