@@ -172,14 +172,10 @@ class TestTrainSeeds:
         ]
         assert main(words) == 0
         first = json.loads(capfd.readouterr().out)
-        assert first["complete"]
-        assert first["study_dir"] == "runs/ppo__CartPole-v1__night"
-        assert {Path(run["run_dir"]).name for run in first["runs"]} == {
-            f"ppo__CartPole-v1__seed{seed}__night" for seed in (3, 5)
-        }
-        (setting,) = first["settings"]
-        assert setting["scores"].keys() == {"3", "5"}
-        assert setting["mean"] == pytest.approx(sum(setting["scores"].values()) / 2)
+        assert (first["complete"], first["study_dir"]) == (True, "runs/ppo__CartPole-v1__night")
+        names = [Path(run["run_dir"]).name for run in first["runs"]]
+        assert names == [f"ppo__CartPole-v1__seed{seed}__night" for seed in (3, 5)]
+        assert first["settings"][0]["scores"].keys() == {"3", "5"}
         metrics = [Path(run["run_dir"], "metrics.jsonl") for run in first["runs"]]
         before = [path.stat().st_mtime_ns for path in metrics]
         assert main([*words, "--resume-or-start"]) == 0
@@ -271,11 +267,8 @@ class TestTrainedStudy:
         assert result["study_dir"] == "runs/grid"
         assert [Path(run["run_dir"]).name for run in result["runs"]] == NAMES
         for run in result["runs"]:
-            assert run.keys() >= {*RUN_KEYS, "setting", "outcome"}
-            lines = (trained / run["run_dir"] / "evaluations.jsonl").read_text().splitlines()
-            assert run["last_eval"] == pytest.approx(json.loads(lines[-1])["returns"][0])
-            assert (run["state"], run["outcome"]) == ("finished", "done")
-            assert (run["step"], run["total"]) == (64, 64)
+            assert run.keys() >= {*RUN_KEYS, "setting"}
+            assert (run["state"], run["outcome"], run["step"]) == ("finished", "done", 64)
         scores = {(run["setting"], str(run["seed"])): run["last_eval"] for run in result["runs"]}
         for setting in result["settings"]:
             own = {seed: scores[setting["setting"], seed] for seed in ("0", "1")}
@@ -349,25 +342,13 @@ class TestTrainedStudy:
 
 
 class TestPlannedStudy:
-    @pytest.mark.parametrize(("preset", "num_steps"), [(None, None), (False, None), (True, 32)])
-    def test_a_study_takes_the_preset_or_says_that_there_is_one(
-        self,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capfd: pytest.CaptureFixture[str],
-        preset: bool | None,
-        num_steps: int | None,
+    def test_a_study_says_that_there_is_a_preset(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        base = {key: value for key, value in BASE.items() if key != "algo_kwargs"}
-        Path("shared.yaml").write_text(dump_yaml({} if preset is None else {"preset": preset}))
-        file = write(base=base, config="shared.yaml")
-        assert main(["study", "run", file, "--dry-run"]) == 0
-        assert (preset is None) == (
-            "study 'grid' does not use preset ppo/cartpole.yaml" in capfd.readouterr().err
-        )
-        kwargs = read_study_file(Path(file))[0].base.get("algo_kwargs", {})
-        assert kwargs.get("num_steps") == num_steps
+        assert main(["study", "run", write(), "--dry-run"]) == 0
+        hint = "study 'grid' does not use preset ppo/cartpole.yaml"
+        assert hint in capfd.readouterr().err
 
     def test_runs_that_have_not_begun_are_planned(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -389,9 +370,6 @@ class TestRuns:
         assert sorted(info["name"] for info in infos) == sorted(NAMES)
         assert infos == sorted(infos, key=lambda info: info["created"], reverse=True)
         assert all(info.keys() >= RUN_KEYS for info in infos)
-        assert {(info["state"], info["algo"], info["env_id"], info["total"]) for info in infos} == {
-            ("finished", "ppo", "CartPole-v1", 64)
-        }
         line = answer("runs").splitlines()[1].split()
         assert line[:5] == ["grid/", "(4", "runs)", "finished", "100%"]
         assert line[6] == f"{max(info['best_eval'] for info in infos):.1f}"
