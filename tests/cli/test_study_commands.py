@@ -13,6 +13,7 @@ import pytest
 from run_tools import contents
 
 from rl_training.cli import main
+from rl_training.cli.studies import StudyOptions, launch_words
 from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.studies.plan import open_study, read_study_file, store_plan
 from rl_training.studies.statistics import mean_interval
@@ -478,3 +479,8 @@ class TestWrongRuns:
         self, refuse: Refuse, words: tuple[str, ...], message: str
     ) -> None:
         assert refuse(*words).startswith(message)
+
+
+def test_the_command_to_continue_has_the_options_of_the_launch_and_the_share() -> None:
+    options = StudyOptions(jobs=2, backend="ray", shard="1/2", output_dir=Path("out"))
+    assert launch_words(options) == ["--jobs", "2", "--backend", "ray", "--shard", "1/2"]
