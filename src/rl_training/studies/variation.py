@@ -95,7 +95,7 @@ def nested(values: Mapping[str, Any], where: str = "vary") -> dict[str, Any]:
 
 
 def labels_of(settings: Sequence[Setting]) -> list[str]:
-    """A short label of each setting, for people: the first keys that tell the settings apart, with their values."""
+    """A short label of each setting, for people: the first keys in which the settings differ, with their values."""
     keys = list(dict.fromkeys(key for setting in settings for key in setting))
     varying = [key for key in keys if len({identity(setting.get(key)) for setting in settings}) > 1]
     labels = [""] * len(settings)
