@@ -451,7 +451,7 @@ FAULTS = [
     (
         DrawsGlobally,
         "check_update",
-        "update draws from the global generator of numpy.random and random, which",
+        "update draws from the global generator of numpy and Python, which",
     ),
     (
         WithGradient,

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import itertools
 import random
-import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,11 +18,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import MAX_DEPTH, Algorithm, Resources, UpdateResult
+from rl_training.algorithms.base import (
+    MAX_DEPTH,
+    STATELESS,
+    UNSAVED_TYPES,
+    ActResult,
+    Algorithm,
+    Resources,
+    UpdateResult,
+)
 from rl_training.algorithms.config import AlgorithmConfig, OfflineToOnlineConfig
 from rl_training.data.dataset_loaders import load_transition_dataset
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.factory import EnvSource, make_env
+from rl_training.envs.state.attributes import is_same
+from rl_training.envs.state.generators import drawn_from, global_generators
 from rl_training.errors import ConfigError, EnvError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import AlgorithmSpec, Loop
@@ -59,25 +68,18 @@ ONLINE = {
 }
 """The online stage of offline runs, if the config class has one."""
 _numbers = itertools.count()
-BASE_ATTRIBUTES = (
-    "config",
-    "spaces",
-    "device",
-    "generator",
-    "mlp_spec",
-    "global_step",
-    "progress",
-    "counters",
-)
+SAVED_ATTRIBUTES = ("global_step", "progress", "counters")
+"""Attributes that the base class saves; its other ones do not change."""
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 """Attributes that torch itself keeps in each module."""
-STATELESS = (
-    type,
-    types.FunctionType,
-    types.MethodType,
-    types.BuiltinFunctionType,
-    types.ModuleType,
-)
+CONTAINERS = (list, tuple, dict, set, deque)
+GENERATOR_STATES: dict[type, Callable[[Any], Any]] = {
+    torch.Generator: lambda generator: generator.get_state().tolist(),
+    np.random.Generator: lambda generator: generator.bit_generator.state,
+    np.random.RandomState: lambda generator: generator.get_state(legacy=False),
+    random.Random: random.Random.getstate,
+}
+"""How the state of a random generator is read, by its type."""
 
 
 class AlgorithmCheckError(AssertionError):
@@ -202,19 +204,15 @@ class AlgorithmCase:
             recorded = self._transitions.with_sampler(rng=np.random.default_rng(number))
             return self._with_step_fields(recorded.sample_sequences(self._batch_rows, sampling))
         size, start = self._batch_rows, number % NUM_BATCHES * self._batch_rows
-        fields = {
-            name: np.array(array[start : start + size])
+        tensors = {
+            name: torch.tensor(array[start : start + size])
             for name, array in self._transitions.arrays().items()
         }
         if self.loop is Loop.ON_POLICY:
-            shape = (NUM_ENVS, size // NUM_ENVS)
-            fields = {
-                name: array.reshape(*shape, *array.shape[1:]).swapaxes(0, 1)
-                for name, array in fields.items()
+            tensors = {
+                name: tensor.view(NUM_ENVS, -1, *tensor.shape[1:]).transpose(0, 1).contiguous()
+                for name, tensor in tensors.items()
             }
-        tensors = {
-            name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in fields.items()
-        }
         return self._with_step_fields(Transitions.from_tensors(tensors))
 
     def _with_step_fields(self, batch: Transitions) -> Transitions:
@@ -225,18 +223,16 @@ class AlgorithmCase:
             name: torch.zeros((*leading, *part.shape), dtype=getattr(torch, part.dtype))
             for name, part in algorithm.info_fields.items()
         }
-        if declared:
-            obs = batch.obs.flatten(0, len(leading) - 1)
-            masks = None if batch.masks is None else batch.masks.flatten(0, len(leading) - 1)
-            acted = algorithm.act(obs, algorithm.initial_state(len(obs)), explore=True, mask=masks)
-            extras |= {
-                name: acted.fields[name].view(*leading, *part.shape)
-                for name, part in declared.items()
-            }
-            return dataclasses.replace(
-                batch, actions=acted.actions.view_as(batch.actions), extras=extras
-            )
-        return dataclasses.replace(batch, extras=extras) if extras else batch
+        if not declared:
+            return dataclasses.replace(batch, extras=extras)
+        obs = batch.obs.flatten(0, len(leading) - 1)
+        masks = None if batch.masks is None else batch.masks.flatten(0, len(leading) - 1)
+        acted = algorithm.act(obs, algorithm.initial_state(len(obs)), explore=True, mask=masks)
+        for name, part in declared.items():
+            extras[name] = acted.fields[name].view(*leading, *part.shape)
+        return dataclasses.replace(
+            batch, actions=acted.actions.view_as(batch.actions), extras=extras
+        )
 
     def obs(self, count: int) -> Tensor:
         """A new copy of `count` observations, [count, ...]."""
@@ -249,11 +245,15 @@ class AlgorithmCase:
             None if masks is None else torch.from_numpy(np.resize(masks, (count, masks.shape[1])))
         )
 
+    def act(self, algorithm: Algorithm[Any], count: int, *, explore: bool) -> ActResult:
+        """Act at the start of `count` episodes."""
+        state, mask = algorithm.initial_state(count), self.masks(count)
+        return algorithm.act(self.obs(count), state, explore=explore, mask=mask)
+
     def train(self, algorithm: Algorithm[Any], number: int) -> tuple[Tensor, UpdateResult]:
         """Explore once and update with a batch, as a loop does; returns the actions and the result."""
         set_progress(algorithm, number)
-        state = algorithm.initial_state(NUM_ENVS)
-        acted = algorithm.act(self.obs(NUM_ENVS), state, explore=True, mask=self.masks(NUM_ENVS))
+        acted = self.act(algorithm, NUM_ENVS, explore=True)
         return acted.actions, algorithm.update(self.batch(number))
 
 
@@ -272,17 +272,15 @@ def check(function: Check) -> Check:
     def run(case: AlgorithmCase) -> None:
         with quieted(), Execution(1, compile=False).applied():
             case.obs(1)  # errors of the environment are not the algorithm's
+            failed = f"{case.name} fails {function.__name__}"
             try:
                 function(case)
             except AlgorithmCheckError as error:
-                raise AlgorithmCheckError(
-                    f"{case.name} fails {function.__name__}: {error}"
-                ) from error.__cause__
+                error.args = (f"{failed}: {error}",)
+                raise
             except Exception as error:
                 found = f"{type(error).__name__}: {error}"
-                raise AlgorithmCheckError(
-                    f"{case.name} fails {function.__name__}: {found}"
-                ) from error
+                raise AlgorithmCheckError(f"{failed}: {found}") from error
 
     return run
 
@@ -292,19 +290,16 @@ def first_difference(one: Any, other: Any, *, path: str) -> str | None:
     if type(one) is not type(other):
         return path
     if isinstance(one, Segment):
-        return first_difference(vars(one), vars(other), path=path)
+        one, other = vars(one), vars(other)
+    if isinstance(one, (list, tuple)):
+        one, other = dict(enumerate(one)), dict(enumerate(other))
     if isinstance(one, dict):
         if one.keys() != other.keys():
             return f"{path}/{min(one.keys() ^ other.keys(), key=str)}"
         found = (first_difference(one[key], other[key], path=f"{path}/{key}") for key in one)
         return next((place for place in found if place is not None), None)
-    if isinstance(one, (list, tuple)):
-        return first_difference(dict(enumerate(one)), dict(enumerate(other)), path=path)
-    if isinstance(one, Tensor):
-        return None if one.shape == other.shape and torch.equal(one, other) else path
-    if isinstance(one, np.ndarray):
-        return None if np.array_equal(one, other, equal_nan=one.dtype.kind in "fc") else path
-    return None if one == other else path
+    is_equal = torch.equal(one, other) if isinstance(one, Tensor) else is_same(one, other)
+    return None if is_equal else path
 
 
 def saved_state(algorithm: Algorithm[Any]) -> dict[str, Any]:
@@ -314,14 +309,12 @@ def saved_state(algorithm: Algorithm[Any]) -> dict[str, Any]:
 
 def unsaved_attributes(algorithm: Algorithm[Any]) -> dict[str, str]:
     """Content of every attribute, by path, that is neither the base class's nor in the `state_dict` of a member."""
-    seen = {
-        id(algorithm),
-        *(id(getattr(algorithm, name)) for name in ("config", "spaces", "generator", "mlp_spec")),
-    }
-    own = {name: value for name, value in vars(algorithm).items() if name not in BASE_ATTRIBUTES}
+    base = (algorithm.config, algorithm.spaces, algorithm.generator, algorithm.mlp_spec)
+    seen = {id(value) for value in (algorithm, *base)}
     return {
         path: content
-        for name, value in own.items()
+        for name, value in vars(algorithm).items()
+        if name not in SAVED_ATTRIBUTES
         for path, content in _contents(name, value, seen)
     }
 
@@ -345,59 +338,33 @@ def _attributes(value: Any) -> Mapping[str, Any] | None:
         own = {name: part for name, part in vars(value).items() if name not in MODULE_ATTRIBUTES}
         unsaved = {name: value._buffers[name] for name in value._non_persistent_buffers_set}
         return {**own, **unsaved, **value._modules}
-    if callable(getattr(value, "state_dict", None)) and callable(
-        getattr(value, "load_state_dict", None)
-    ):
+    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
         return {}
-    if isinstance(
-        value, (Tensor, np.generic, np.random.Generator, np.random.RandomState, random.Random)
-    ):
+    if isinstance(value, (*UNSAVED_TYPES, *CONTAINERS)):
         return None
-    return (
-        getattr(value, "__dict__", None)
-        if not isinstance(value, (list, tuple, dict, set, deque))
-        else None
-    )
+    return getattr(value, "__dict__", None)
 
 
 def _describe(value: Any, seen: set[int]) -> str:
     """Text that changes when a value changes."""
     if isinstance(value, (Tensor, np.ndarray)):
         return f"{value.dtype}{tuple(value.shape)}{value.tolist()}"
-    if isinstance(value, torch.Generator):
-        return _describe(value.get_state(), seen)
-    if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
-    if isinstance(value, np.random.RandomState):
-        return repr(value.get_state(legacy=False))
-    if isinstance(value, random.Random):
-        return repr(value.getstate())
+    for kind, read_state in GENERATOR_STATES.items():
+        if isinstance(value, kind):
+            return repr(read_state(value))
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key!r}: {_describe_all(item, seen)}' for key, item in value.items())}}}"
+        value = list(value.items())
     if isinstance(value, (list, tuple, deque)):
-        return f"[{', '.join(_describe_all(item, seen) for item in value)}]"
+        return repr([list(_contents("", item, seen)) for item in value])
     return repr(value)
-
-
-def _describe_all(value: Any, seen: set[int]) -> str:
-    return repr(list(_contents("", value, seen)))
-
-
-def _global_generators() -> dict[str, str]:
-    """State of each global random generator."""
-    return {
-        "torch": _describe(torch.get_rng_state(), set()),
-        "numpy.random": _describe(np.random.get_state(legacy=False), set()),
-        "random": repr(random.getstate()),
-    }
 
 
 @contextlib.contextmanager
 def no_global_randomness(during: str) -> Iterator[None]:
     """Fail if the block draws from the global generator of torch, NumPy or Python."""
-    before = _global_generators()
+    before = global_generators()
     yield
-    used = [name for name, state in _global_generators().items() if state != before[name]]
+    used = drawn_from(before)
     if used:
         fail(
             f"{during} draws from the global generator of {' and '.join(used)}, which no checkpoint holds",

@@ -36,6 +36,7 @@ ACTION_SPACES = (
     MultiBinary(2),
 )
 NUM_UPDATES = 3
+SCALARS = "report scalar tensors or numbers"
 KEEP_STATE = (
     "keep everything that changes in self.counters, in a parameter or buffer of an nn.Module, or in an object with"
     " state_dict and load_state_dict"
@@ -69,11 +70,8 @@ def check_spaces(case: AlgorithmCase) -> None:
         try:
             algorithm = case.make(spaces=spaces)
             for explore in (False, True):
-                _check_acted(
-                    algorithm,
-                    algorithm.act(case.obs(2), algorithm.initial_state(2), explore=explore),
-                    2,
-                )
+                acted = algorithm.act(case.obs(2), algorithm.initial_state(2), explore=explore)
+                _check_acted(algorithm, acted, 2)
         except (ConfigError, EnvError):  # a setting that these actions do not support
             continue
         except Exception as error:
@@ -86,50 +84,32 @@ def check_act(case: AlgorithmCase) -> None:
     """Actions have the shape, dtype and range of model space; without `explore` no random number is drawn."""
     algorithm = case.make()
     for count, explore in itertools.product((1, 5), (True, False)):
-        obs, before, state = (
-            case.obs(count),
-            algorithm.generator.get_state(),
-            algorithm.initial_state(count),
-        )
+        before = algorithm.generator.get_state()
         with no_global_randomness(f"act(explore={explore})"):
-            acted = algorithm.act(obs, state, explore=explore, mask=case.masks(count))
+            acted = case.act(algorithm, count, explore=explore)
         _check_acted(algorithm, acted, count)
         if explore:
             continue
         if not torch.equal(before, algorithm.generator.get_state()):
-            fail(
-                "act draws from self.generator without explore",
-                "return the deterministic policy's actions",
-            )
-        again = algorithm.act(case.obs(count), state, explore=False, mask=case.masks(count))
+            found = "act draws from self.generator without explore"
+            fail(found, "return the deterministic policy's actions")
+        again = case.act(algorithm, count, explore=False)
         if not torch.equal(acted.actions, again.actions):
-            fail(
-                "act without explore gives other actions for the same observations",
-                "make it deterministic",
-            )
+            found = "act without explore gives other actions for the same observations"
+            fail(found, "make it deterministic")
 
 
 @check
 def check_masks(case: AlgorithmCase) -> None:
     """With `obeys_masks`, no invalid action is taken, and an update gives finite metrics."""
-    if (
-        not case.algorithm_class.for_spaces(case.spaces).obeys_masks
-        or not case.spaces.action.choices
-    ):
+    action = case.spaces.action
+    if not case.algorithm_class.for_spaces(case.spaces).obeys_masks or not action.choices:
         return
-    spaces = dataclasses.replace(case.spaces, has_masks=True)
-    algorithm, masks = (
-        case.make(spaces=spaces),
-        torch.zeros(64, spaces.action.num_options, dtype=torch.bool),
-    )
-    starts = [sum(spaces.action.choices[:index]) for index in range(len(spaces.action.choices))]
-    for row, choice in enumerate(masks):
-        choice[
-            [
-                start + row % count
-                for start, count in zip(starts, spaces.action.choices, strict=True)
-            ]
-        ] = True
+    algorithm = case.make(spaces=dataclasses.replace(case.spaces, has_masks=True))
+    starts = [sum(action.choices[:index]) for index in range(len(action.choices))]
+    rows, masks = torch.arange(64), torch.zeros(64, action.num_options, dtype=torch.bool)
+    for start, count in zip(starts, action.choices, strict=True):
+        masks[rows, start + rows % count] = True
     for explore in (True, False):
         acted = algorithm.act(
             case.obs(64), algorithm.initial_state(64), explore=explore, mask=masks
@@ -149,13 +129,16 @@ def _check_acted(algorithm: Algorithm[Any], acted: Any, count: int) -> None:
             "return ActResult(actions), of rl_training.algorithms.base",
         )
     _check_actions(acted.actions, algorithm.spaces, count)
-    first = algorithm.initial_state(count)
-    shapes = [None if state is None else tuple(state.shape) for state in (first, acted.state)]
-    if shapes[0] != shapes[1]:
+    shape, expected = _shape(acted.state), _shape(algorithm.initial_state(count))
+    if shape != expected:
         fail(
-            f"act returns a state of shape {shapes[1]}",
-            f"return the shape of initial_state, {shapes[0]}",
+            f"act returns a state of shape {shape}",
+            f"return the shape of initial_state, {expected}",
         )
+
+
+def _shape(state: Tensor | None) -> tuple[int, ...] | None:
+    return None if state is None else tuple(state.shape)
 
 
 def _check_actions(actions: Any, spaces: Spaces, count: int) -> None:
@@ -185,23 +168,21 @@ def _check_actions(actions: Any, spaces: Spaces, count: int) -> None:
 @check
 def check_update(case: AlgorithmCase) -> None:
     """`update` returns finite scalar metrics, changes some parameter and depends on the object's state only."""
-    algorithm, other = case.make(), case.make()
-    before = _learned(algorithm)
-    for number in range(NUM_UPDATES):
-        batch = case.batch(number)
-        set_progress(algorithm, number)
-        with no_global_randomness("update"):
-            result = algorithm.update(batch)
-        _check_result(result, len(batch.rewards))
-    if first_difference(before, _learned(algorithm), path="members") is None:
-        fail(
-            f"{NUM_UPDATES} updates change no parameter",
-            "take an optimizer step on parameters that act uses",
-        )
-    for number in range(NUM_UPDATES):
-        set_progress(other, number)
-        other.update(case.batch(number))
-    path = first_difference(saved_state(algorithm), saved_state(other), path="state")
+    states = []
+    for _ in range(2):
+        algorithm = case.make()
+        before = _learned(algorithm)
+        for number in range(NUM_UPDATES):
+            batch = case.batch(number)
+            set_progress(algorithm, number)
+            with no_global_randomness("update"):
+                result = algorithm.update(batch)
+            _check_result(result, len(batch.rewards))
+        if first_difference(before, _learned(algorithm), path="members") is None:
+            found = f"{NUM_UPDATES} updates change no parameter"
+            fail(found, "take an optimizer step on parameters that act uses")
+        states.append(saved_state(algorithm))
+    path = first_difference(*states, path="state")
     if path:
         found = f"two objects with the same seed learn differently from the same batches, at {path}"
         fail(found, "keep no state outside of the object, and draw from self.generator only")
@@ -219,15 +200,10 @@ def _check_result(result: Any, batch_size: int) -> None:
     if not isinstance(result, UpdateResult):
         fail(f"update returns a {type(result).__name__}", "return UpdateResult(metrics)")
     for name, value in result.metrics.items():
-        if not isinstance(value, (Tensor, int, float)) or (
-            isinstance(value, Tensor) and value.numel() != 1
-        ):
-            kind = (
-                f"tensor of shape {tuple(value.shape)}"
-                if isinstance(value, Tensor)
-                else type(value).__name__
-            )
-            fail(f"metric '{name}' is a {kind}", "report scalar tensors or numbers")
+        if not isinstance(value, (Tensor, int, float)):
+            fail(f"metric '{name}' is a {type(value).__name__}", SCALARS)
+        if isinstance(value, Tensor) and value.numel() != 1:
+            fail(f"metric '{name}' is a tensor of shape {tuple(value.shape)}", SCALARS)
         if isinstance(value, Tensor) and value.requires_grad:
             fail(f"metric '{name}' has a gradient", f"report {name}.detach()")
         if not math.isfinite(float(value)):
@@ -273,11 +249,11 @@ def check_truncation(case: AlgorithmCase) -> None:
         metrics = []
         for number in range(NUM_UPDATES):
             batch = case.batch(number)
-            flags = {
-                name: torch.zeros_like(batch.terminated) for name in ("terminated", "truncated")
-            }
-            flags["truncated"][::2] = is_truncated
-            metrics.append(_numbers(algorithm.update(dataclasses.replace(batch, **flags))))  # type: ignore[arg-type]
+            terminated = torch.zeros_like(batch.terminated)
+            truncated = terminated.clone()
+            truncated[::2] = is_truncated
+            batch = dataclasses.replace(batch, terminated=terminated, truncated=truncated)
+            metrics.append(_numbers(algorithm.update(batch)))
         states.append({"metrics": metrics, **saved_state(algorithm)})
     path = first_difference(*states, path="state")
     if path:
@@ -295,20 +271,16 @@ def _numbers(result: UpdateResult) -> dict[str, float]:
 def check_state(case: AlgorithmCase) -> None:
     """A new object that loads the `state_dict` of a trained one has its attributes, and continues bit-exactly."""
     algorithm = case.make()
-    snapshots = [unsaved_attributes(algorithm)]
+    last = unsaved_attributes(algorithm)
+    changed = set()
     for number in range(NUM_UPDATES):
         case.train(algorithm, number)
-        snapshots.append(unsaved_attributes(algorithm))
+        before, last = last, unsaved_attributes(algorithm)
+        changed |= {name for name in before.keys() & last.keys() if before[name] != last[name]}
     restored = case.make(seed=2)
     restored.load_state_dict(saved_state(algorithm))
-    last, loaded = snapshots[-1], unsaved_attributes(restored)
-    changed = {
-        name
-        for before, after in itertools.pairwise(snapshots)
-        for name in before.keys() & after.keys()
-        if before[name] != after[name]
-    }
-    lost = sorted(name for name in changed if name in last and loaded.get(name) != last[name])
+    loaded = unsaved_attributes(restored)
+    lost = sorted(name for name in changed & last.keys() if loaded.get(name) != last[name])
     if lost:
         names = ", ".join(f"'{name}'" for name in lost)
         fail(f"attribute {names} changes in act or update, and no checkpoint holds it", KEEP_STATE)
@@ -319,6 +291,5 @@ def check_state(case: AlgorithmCase) -> None:
             results.append({"actions": actions, "metrics": _numbers(result), **saved_state(one)})
         path = first_difference(*results, path="state")
         if path:
-            fail(
-                f"after load_state_dict, act and update continue differently, at {path}", KEEP_STATE
-            )
+            found = f"after load_state_dict, act and update continue differently, at {path}"
+            fail(found, KEEP_STATE)

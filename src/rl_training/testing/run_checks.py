@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,29 +36,23 @@ from rl_training.testing.object_checks import KEEP_STATE
 STOPS = {"within a collection": 50, "within the updates": 64, "at an evaluation": 64}
 """Where a run is stopped, and from which step on."""
 STOP_REASON = "check_resume"
-RELATIVE_TOLERANCE = 1e-5
 
 
 @dataclass
 class Recorder(Callback):
-    """Records the updates of a run, and the updates that precede each log line."""
+    """Records the updates and the log lines of a run."""
 
     updates: list[UpdateResult] = field(default_factory=list)
-    lines: list[tuple[Mapping[str, float], list[UpdateResult], int]] = field(default_factory=list)
-    """Metrics, the updates since the line before, and the gradient steps so far."""
-    _new: list[UpdateResult] = field(default_factory=list)
+    lines: list[tuple[Mapping[str, float], int]] = field(default_factory=list)
+    """The metrics of each log line, and the number of updates before it."""
 
     def on_update_end(self, trainer: TrainerState, result: UpdateResult) -> None:
         """Record an update."""
         self.updates.append(result)
-        self._new.append(result)
 
     def on_log(self, trainer: TrainerState, metrics: Mapping[str, float]) -> None:
         """Record a line."""
-        self.lines.append(
-            (metrics, self._new, sum(result.gradient_steps for result in self.updates))
-        )
-        self._new = []
+        self.lines.append((metrics, len(self.updates)))
 
 
 class StopAt(Callback):
@@ -105,10 +100,8 @@ class Outcome:
 
 
 def _outcome(result: TrainResult, recorder: Recorder, *, evaluate: bool = False) -> Outcome:
-    checkpoint, best = (
-        load_checkpoint(result.checkpoint_path),
-        result.run_dir / "checkpoints" / "best",
-    )
+    checkpoint = load_checkpoint(result.checkpoint_path)
+    best = result.run_dir / "checkpoints" / "best"
     state = {
         "algorithm": checkpoint.algorithm_state,
         "buffer": checkpoint.buffer_state,
@@ -122,41 +115,38 @@ def _outcome(result: TrainResult, recorder: Recorder, *, evaluate: bool = False)
 
 
 def _scores(run_dir: Path) -> dict[str, float]:
-    last, best = (
-        evaluate_checkpoint(path, device="cpu")
-        for path in (run_dir, run_dir / "checkpoints" / "best")
-    )
-    names = ("eval_return_mean", "eval_return_std")
+    last = evaluate_checkpoint(run_dir, device="cpu")
+    best = evaluate_checkpoint(run_dir / "checkpoints" / "best", device="cpu")
     return {
-        **{name: last[name] for name in names},
+        "eval_return_mean": last["eval_return_mean"],
+        "eval_return_std": last["eval_return_std"],
         "best_eval_return_mean": best["eval_return_mean"],
     }
 
 
-def _run(case: AlgorithmCase, seed: int = 1) -> Outcome:
-    """A run that is not stopped."""
+def _run(
+    case: AlgorithmCase, seed: int = 1, *, stop: str | None = None, evaluate: bool = False
+) -> Outcome:
+    """A run; with `stop` it is stopped at that place and resumed."""
+    recorder = Recorder()
     with registered(case.spec), tempfile.TemporaryDirectory() as folder:
-        recorder = Recorder()
-        result = run_training(case.train_config(Path(folder), seed), callbacks=[recorder])
-        return _outcome(result, recorder, evaluate=seed == 1)
-
-
-def _stopped_run(case: AlgorithmCase, place: str) -> Outcome:
-    """A run that is stopped at a place and resumed."""
-    with registered(case.spec), tempfile.TemporaryDirectory() as folder:
-        stopped = run_training(case.train_config(Path(folder)), callbacks=[StopAt(place)])
-        if stopped.stop_reason != STOP_REASON:
-            raise ConfigError(
-                f"a run of {TOTAL_STEPS} steps does not stop {place}: lower the settings in algo_kwargs"
-            )
-        recorder = Recorder()
-        return _outcome(resume_training(stopped.run_dir, callbacks=[recorder]), recorder)
+        config = case.train_config(Path(folder), seed)
+        if stop is None:
+            result = run_training(config, callbacks=[recorder])
+        else:
+            stopped = run_training(config, callbacks=[StopAt(stop)])
+            if stopped.stop_reason != STOP_REASON:
+                raise ConfigError(
+                    f"a run of {TOTAL_STEPS} steps does not stop {stop}: lower the settings in algo_kwargs"
+                )
+            result = resume_training(stopped.run_dir, callbacks=[recorder])
+        return _outcome(result, recorder, evaluate=evaluate)
 
 
 @functools.lru_cache(maxsize=1)
 def _undisturbed(case: AlgorithmCase) -> Outcome:
-    """The run that the checks share."""
-    return _run(case)
+    """The run that the checks share; it is not stopped."""
+    return _run(case, evaluate=True)
 
 
 @check
@@ -187,7 +177,7 @@ def check_resume(case: AlgorithmCase) -> None:
     for place in STOPS:
         if place == "within a collection" and not collects:
             continue
-        path = first_difference(whole.state, _stopped_run(case, place).state, path="run")
+        path = first_difference(whole.state, _run(case, stop=place).state, path="run")
         if path:
             found = f"a run that was stopped {place} and resumed differs from the one that was not, at {path}"
             fail(found, f"{KEEP_STATE}, and draw random numbers from self.generator only")
@@ -197,17 +187,18 @@ def check_resume(case: AlgorithmCase) -> None:
 def check_metrics(case: AlgorithmCase) -> None:
     """Each log line has the mean of every metric over the updates since the line before that reported it."""
     recorder = _undisturbed(case).recorder
-    for line, updates, _ in recorder.lines:
-        for name in sorted({name for result in updates for name in result.metrics}):
-            values = [float(result.metrics[name]) for result in updates if name in result.metrics]
-            mean = sum(values) / len(values)
-            if name not in line or not math.isclose(
-                line[name], mean, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-6
-            ):
-                found = (
-                    f"the log line has {line.get(name)} for metric '{name}', whose mean is {mean}"
-                )
+    first = 0
+    for line, last in recorder.lines:
+        values: dict[str, list[float]] = {}
+        for result in recorder.updates[first:last]:
+            for name, value in result.metrics.items():
+                values.setdefault(name, []).append(float(value))
+        for name, reported in sorted(values.items()):
+            mean, logged = statistics.fmean(reported), line.get(name)
+            if logged is None or not math.isclose(logged, mean, rel_tol=1e-5, abs_tol=1e-6):
+                found = f"the log line has {logged} for metric '{name}', whose mean is {mean}"
                 fail(found, "report it under a name that the run does not use")
+        first = last
     if not any(result.metrics for result in recorder.updates):
         fail("no update reports a metric", "report the losses in UpdateResult.metrics")
 
@@ -216,22 +207,18 @@ def check_metrics(case: AlgorithmCase) -> None:
 def check_gradient_steps(case: AlgorithmCase) -> None:
     """The log has the sum of the reported `gradient_steps`; the number of updates does not depend on it."""
     whole = _undisturbed(case)
-    for line, _, gradient_steps in whole.recorder.lines:
+    updates = whole.recorder.updates
+    for line, count in whole.recorder.lines:
+        gradient_steps = sum(result.gradient_steps for result in updates[:count])
         if line["gradient_steps"] != gradient_steps:
             found = f"the log line at step {line['global_step']} has gradient_steps {line['gradient_steps']}"
-            fail(
-                found,
-                f"report the optimizer steps of each update in UpdateResult: their sum is {gradient_steps}",
-            )
-    expected, calls = (
-        _expected_updates(case, int(whole.metrics["global_step"])),
-        len(whole.recorder.updates),
-    )
+            remedy = "report the optimizer steps of each update in UpdateResult: their sum is"
+            fail(found, f"{remedy} {gradient_steps}")
+    expected = _expected_updates(case, int(whole.metrics["global_step"]))
+    calls = len(updates)
     if calls != expected:
-        fail(
-            f"the run called update {calls} times, not {expected}",
-            "leave the number of updates to the loop",
-        )
+        found = f"the run called update {calls} times, not {expected}"
+        fail(found, "leave the number of updates to the loop")
 
 
 def _expected_updates(case: AlgorithmCase, last_step: int) -> int:
