@@ -234,7 +234,7 @@ def test_tune_prints_the_result_and_writes_a_configuration_that_trains(
     assert max(map(len, out.splitlines())) <= 80
     assert "to train with" not in err
     assert "Warning" not in err
-    assert open_tuning(path).base["algo_kwargs"]["gamma"] == 0.9
+    assert open_tuning(path).study.base["algo_kwargs"]["gamma"] == 0.9
     assert main(["tune", file, "--json"]) == 0  # continues: nothing is left to train
     values = json.loads(capfd.readouterr().out)
     assert [trial["state"] for trial in values["trials"]] == ["complete", "complete"]

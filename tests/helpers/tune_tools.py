@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -14,9 +15,8 @@ from gymnasium.spaces import Box, Discrete
 
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.default_manager import DefaultExperimentManager
-from rl_training.studies.launching.launchers import Exit
+from rl_training.studies.launching.launchers import Exit, LocalLauncher
 from rl_training.studies.launching.orders import Order
-from rl_training.studies.plan import PlannedRun
 from rl_training.studies.tuning.search_space import parse_asked
 from rl_training.studies.tuning.tune_plan import TunePlan, TuneSettings, plan_tuning
 
@@ -29,15 +29,16 @@ PPO = {
     "eval_interval": 8,
 }
 BASE = {
-    **{
-        "algo": "ppo",
-        "env_id": PAID,
-        "total_timesteps": 64,
-        "eval_episodes": 1,
-        "num_threads": 1,
-        "device": "cpu",
-    },
-    **{"compile": False, "checkpoint_interval": 32, "algo_kwargs": PPO, "env_kwargs": {"pay": 1.0}},
+    "algo": "ppo",
+    "env_id": PAID,
+    "total_timesteps": 64,
+    "eval_episodes": 1,
+    "num_threads": 1,
+    "device": "cpu",
+    "compile": False,
+    "checkpoint_interval": 32,
+    "algo_kwargs": PPO,
+    "env_kwargs": {"pay": 1.0},
 }
 SMALL = {"trials": 4, "batch": 2, "finalists": 1, "race_seeds": 1, "final_seeds": 2}
 
@@ -73,21 +74,17 @@ class Death(BaseException):
     """The end of a process, wherever it is."""
 
 
-class InlineLauncher:
+class InlineLauncher(LocalLauncher):
     """Trains each run in this process when it is started; dies before run number `dies_at`."""
 
-    threads_per_run, may_queue = 1, False
-
     def __init__(self, dies_at: int = -1) -> None:
+        super().__init__(jobs=1)
         self.dies_at, self.started = dies_at, []
 
-    def capacity(self) -> int:
-        return 1
+    def prepare(self, count: int) -> None:
+        """Start no processes."""
 
-    def can_start(self, run: PlannedRun) -> bool:
-        return True
-
-    def start(self, order: Order) -> InlineHandle:
+    def start(self, order: Order) -> Any:
         if len(self.started) == self.dies_at:
             raise Death
         self.started.append(order.run.run_dir.name)
@@ -98,26 +95,8 @@ class InlineLauncher:
                 config, run_suffix=values["suffix"], fall_back=True
             ).train()
         except Exception:  # recorded in the run folder
-            return InlineHandle(2)
-        return InlineHandle(0)
-
-    def close(self) -> None:
-        pass
-
-
-class InlineHandle:
-    """A run that is over."""
-
-    where = ""
-
-    def __init__(self, code: int) -> None:
-        self.code = code
-
-    def poll(self) -> Exit:
-        return Exit(self.code, f"exit code {self.code}")
-
-    def kill(self) -> None:
-        pass
+            return SimpleNamespace(where="", poll=lambda: Exit(2, "exit code 2"))
+        return SimpleNamespace(where="", poll=lambda: Exit(0, "exit code 0"))
 
 
 def open_journal(path: Path) -> optuna.Study:
@@ -131,15 +110,6 @@ def open_journal(path: Path) -> optuna.Study:
 def outcome(path: Path) -> dict[str, Any]:
     """Everything that two equal tunings share: trials, stages and the best configuration."""
     study = open_journal(path)
-    trials = [
-        (
-            trial.number,
-            trial.state.name,
-            trial.value,
-            trial.params,
-            trial.intermediate_values,
-            trial.user_attrs,
-        )
-        for trial in study.trials
-    ]
+    names = ("number", "state", "value", "params", "intermediate_values", "user_attrs")
+    trials = [[getattr(trial, name) for name in names] for trial in study.trials]
     return {"trials": trials, "stages": study.user_attrs, "best": (path / "best.yaml").read_text()}

@@ -6,9 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import optuna
 import pytest
@@ -21,7 +21,6 @@ from rl_training.experiment.config import TrainConfig, load_config_file
 from rl_training.experiment.presets import list_presets
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
 from rl_training.studies.tuning.journal import (
-    Journal,
     Pruning,
     mean_evaluations,
     read_evaluations,
@@ -36,7 +35,6 @@ from rl_training.studies.tuning.search_space import (
     read_resolved,
     resolve_asked,
     resolve_space,
-    setting_of,
     write_asked,
 )
 from rl_training.studies.tuning.stages import verdict_of, warn_of_few_seeds
@@ -46,6 +44,7 @@ from rl_training.views.studies import tune_result_lines
 
 ALGOS = [spec.name for spec in list_algorithm_specs()]
 PAY = "env_kwargs.pay"
+LOW, HIGH = [float(seed) for seed in range(5)], [100.0 + seed for seed in range(5)]
 
 
 @pytest.fixture(autouse=True)
@@ -76,23 +75,18 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, InlineLaun
 def test_every_algorithm_has_search_spaces_whose_values_are_valid(algo: str) -> None:
     spec = get_algorithm_spec(algo)
     spaces = spaces_of(spec.config_class())
-    assert "learning_rate" in spaces
-    by_default = [name for name, space in spaces.items() if not space.by_name]
+    by_default = {name for name, space in spaces.items() if not space.by_name}
+    assert "learning_rate" in by_default
     assert len(by_default) >= 3
-    keys = defaults_of(algo, {}, list(spaces))
+    keys = defaults_of(algo, {}, spaces)
     for key in keys:
-        for value in edges(key):
-            spec.parse_kwargs({key.name: key.setting(value)})
-    sampler = optuna.samplers.RandomSampler(seed=1)
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(sampler=sampler)
+        for value in key.space.choices or [key.space.low, key.space.high, key.default]:
+            spec.parse_kwargs({key.name: key.setting(encode(value))})
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
     chosen = [key for key in keys if key.name in by_default]
     for _ in range(30):
         params = study.ask({key.name: key.distribution() for key in chosen}).params
-        values = setting_of(chosen, {key.name: key.rounded(params[key.name]) for key in chosen})
-        spec.parse_kwargs(
-            {key.removeprefix("algo_kwargs."): value for key, value in values.items()}
-        )
+        spec.parse_kwargs({key.name: key.setting(key.rounded(params[key.name])) for key in chosen})
 
 
 @pytest.mark.parametrize(
@@ -100,42 +94,27 @@ def test_every_algorithm_has_search_spaces_whose_values_are_valid(algo: str) -> 
 )
 def test_the_default_of_every_preset_lies_in_the_search_space(preset: Path) -> None:
     values = load_config_file(preset)
-    keys = defaults_of(values["algo"], values.get("algo_kwargs", {}), [])
-    assert keys
-    for key in keys:
-        distribution = key.distribution()
-        assert distribution._contains(distribution.to_internal_repr(_param(key)))
-    kwargs = {key.key.removeprefix("algo_kwargs."): key.setting(_param(key)) for key in keys}
-    spec = get_algorithm_spec(values["algo"])
     given = values.get("algo_kwargs", {})
-    assert spec.parse_kwargs({**given, **kwargs}) == spec.parse_kwargs(given)
+    keys = defaults_of(values["algo"], given)
+    assert keys
+    kwargs = dict(given)
+    for key in keys:
+        param, distribution = encode(key.default), key.distribution()
+        assert distribution._contains(distribution.to_internal_repr(param))
+        kwargs[key.name] = key.setting(param)
+    spec = get_algorithm_spec(values["algo"])
+    assert spec.parse_kwargs(kwargs) == spec.parse_kwargs(given)
 
 
-def defaults_of(algo: str, algo_kwargs: dict[str, Any], names: list[str]) -> tuple[TunedKey, ...]:
+def defaults_of(
+    algo: str, algo_kwargs: dict[str, Any], names: Iterable[str] = ()
+) -> tuple[TunedKey, ...]:
     """The keys of an algorithm to tune; no names: those that are tuned by default."""
-    spec = get_algorithm_spec(algo)
-    config = spec.parse_kwargs(algo_kwargs)
-    spaces = {name: space.as_dict() for name, space in spaces_of(type(config)).items()}
-    asked: dict[str, Any] = {f"algo_kwargs.{name}": None for name in names}
-    train = TrainConfig(algo=algo, env_id="Any-v0", algo_kwargs=algo_kwargs)
-    return resolve_space(asked, train, config.model_dump(mode="json"), spaces, ())
-
-
-def _param(key: TunedKey) -> Any:
-    return encode(key.default)
-
-
-def edges(key: TunedKey) -> list[Any]:
-    return [encode(choice) for choice in key.space.choices] or [
-        key.space.low,
-        key.space.high,
-        _param(key),
-    ]
+    config = TrainConfig(algo=algo, env_id="Any-v0", algo_kwargs=algo_kwargs, total_timesteps=10**9)
+    return resolve_space({f"algo_kwargs.{name}": None for name in names}, config)
 
 
 def test_a_subclass_keeps_replaces_or_removes_the_space_of_a_field() -> None:
-    from typing import Annotated
-
     class Base(AlgorithmConfig):
         own: Annotated[float, Tune(0.0, 1.0)] = 0.5
         """A number."""
@@ -149,8 +128,7 @@ def test_a_subclass_keeps_replaces_or_removes_the_space_of_a_field() -> None:
         """Not tuned."""
 
     assert spaces_of(Kept)["own"] == Tune(0.0, 1.0)
-    assert "own" not in spaces_of(Gone)
-    assert "learning_rate" in spaces_of(Gone)
+    assert spaces_of(Gone).keys() == spaces_of(Kept).keys() - {"own"}
 
 
 def test_rollouts_of_more_than_a_tenth_of_the_run_are_not_tried() -> None:
@@ -173,6 +151,7 @@ def test_rollouts_of_more_than_a_tenth_of_the_run_are_not_tried() -> None:
         ((0.0, 1.0, False, None, (1, 2)), "not both"),
         ((None, None, False, None, (1,)), "the only choice"),
         ((None, None, False, None, (1, 1)), "given twice"),
+        (("a", 1.0), r"bad search space \? to 1: low and high should be finite numbers"),
     ],
 )
 def test_an_impossible_space_is_refused(arguments: tuple[Any, ...], fault: str) -> None:
@@ -216,40 +195,47 @@ def resolved(*tuned: str, algo_kwargs: dict[str, Any] | None = None) -> dict[str
     return {key.name: key for key in space}
 
 
-def test_values_that_do_not_fit_others_are_left_to_the_trials_and_a_choice_may_be_a_whole_schedule() -> (
-    None
-):
-    assert (
-        resolved("replay.alpha=0.1..0.9")["replay.alpha"].space.low == 0.1
-    )  # of another kind of replay
-    choices = "learning_rate=0.01,{kind: linear, start: 0.001, end: 0.0},{kind: cosine, start: 0.1, end: 0.0}"
-    rate = resolved(choices)["learning_rate"]
-    assert (len(rate.space.choices), rate.schedule, rate.default["kind"]) == (3, None, "linear")
-    assert [rate.setting(encode(choice)) for choice in rate.space.choices] == list(
-        rate.space.choices
-    )
-    assert resolved("learning_rate=0.01,0.1")["learning_rate"].setting(0.1)["kind"] == "linear"
+def test_values_that_do_not_fit_others_are_left_to_the_trials() -> None:
+    # Of another kind of replay.
+    assert resolved("replay.alpha=0.1..0.9")["replay.alpha"].space.low == 0.1
     assert set(resolved()) >= {"learning_rate", "gamma"}
 
 
-def test_spaces_are_read_from_text() -> None:
-    assert parse_space("1e-5..1e-2:log", "lr") == {"low": 1e-5, "high": 1e-2, "log": True}
-    assert parse_space("1..8", "n") == {"low": 1, "high": 8}
-    assert parse_space("-2..0.5", "x") == {"low": -2, "high": 0.5}
-    assert parse_space(".5..1.", "x") == {"low": 0.5, "high": 1.0}
-    assert parse_space("[64, 64],[8]", "sizes") == {"choices": [[64, 64], [8]]}
-    assert parse_space("auto,0.1", "alpha") == {"choices": ["auto", 0.1]}
-    for text in ("1..", "a..b", "5", "", "1..2..3", "2..1"):
-        with pytest.raises(ConfigError, match="lr"):
-            parse_space(text, "lr")
+def test_a_choice_may_be_a_whole_schedule() -> None:
+    choices = "learning_rate=0.01,{kind: linear, start: 0.001, end: 0.0},{kind: cosine, start: 0.1, end: 0.0}"
+    rate = resolved(choices)["learning_rate"]
+    assert (len(rate.space.choices), rate.schedule, rate.default["kind"]) == (3, None, "linear")
+    settings = [rate.setting(encode(choice)) for choice in rate.space.choices]
+    assert settings == list(rate.space.choices)
+    assert resolved("learning_rate=0.01,0.1")["learning_rate"].setting(0.1)["kind"] == "linear"
+
+
+@pytest.mark.parametrize(
+    ("text", "space"),
+    [
+        ("1e-5..1e-2:log", Tune(1e-5, 1e-2, log=True)),
+        ("1..8", Tune(1, 8)),
+        ("-2..0.5", Tune(-2, 0.5)),
+        (".5..1.", Tune(0.5, 1.0)),
+        ("[64, 64],[8]", Tune(choices=([64, 64], [8]))),
+        ("auto,0.1", Tune(choices=("auto", 0.1))),
+    ],
+)
+def test_spaces_are_read_from_text(text: str, space: Tune) -> None:
+    assert repr(parse_space(text, "lr")) == repr(space)  # 1 and 1.0 differ
+    assert repr(Tune.from_dict(space.as_dict())) == repr(space)
+
+
+@pytest.mark.parametrize("text", ["1..", "a..b", "5", "", "1..2..3", "2..1"])
+def test_text_that_is_no_space_is_refused_with_its_key(text: str) -> None:
+    with pytest.raises(ConfigError, match="lr"):
+        parse_space(text, "lr")
 
 
 def test_a_default_outside_of_its_space_widens_it_and_a_schedule_is_tuned_by_its_start() -> None:
     schedule = {"kind": "linear", "start": 0.05, "end": 0.0}
-    keys = {
-        key.name: key
-        for key in defaults_of("ppo", {"learning_rate": schedule, "update_epochs": 7}, [])
-    }
+    given = {"learning_rate": schedule, "update_epochs": 7}
+    keys = {key.name: key for key in defaults_of("ppo", given)}
     rate = keys["learning_rate"]
     assert (rate.space.high, rate.default) == (0.05, 0.05)
     assert rate.setting(0.001) == {"kind": "linear", "start": 0.001, "end": 0.0}
@@ -295,56 +281,42 @@ def test_the_best_race_on_fresh_seeds_and_the_winner_meets_the_default_on_others
     assert "so few can decide nothing" in result.verdict.sentence
 
 
-def test_a_finished_tuning_is_read_and_not_run_again(finished: Any) -> None:
-    path, _, result = finished
-    before = outcome(path)
-    _, launcher, again = run(path, request())
-    assert launcher.started == []
-    assert outcome(path) == before
-    assert (again.winner, again.verdict, again.final) == (
-        result.winner,
-        result.verdict,
-        result.final,
-    )
-
-
-@pytest.mark.parametrize("dies_at", [3])
-def test_a_tuning_that_died_before_any_run_continues_with_the_same_trials(
-    tmp_path: Path, finished: Any, dies_at: int
+def test_a_tuning_that_died_before_a_run_continues_with_the_same_trials(
+    tmp_path: Path, finished: Any
 ) -> None:
     path = tmp_path / "small"
     with pytest.raises(Death):
-        run(path, request(), dies_at)
+        run(path, request(), dies_at=3)
     _, launcher, _ = run(path, request())
-    assert len(launcher.started) == len(finished[1].started) - dies_at
+    assert len(launcher.started) == len(finished[1].started) - 3
     assert outcome(path) == outcome(finished[0])
 
 
-def test_a_journal_cut_torn_damaged_or_lost_anywhere_is_found_again_from_the_runs(
+def test_a_journal_whole_cut_torn_damaged_or_lost_anywhere_is_found_again_from_the_runs(
     tmp_path: Path, finished: Any
 ) -> None:
-    text = (finished[0] / "journal.log").read_bytes()
+    first, _, result = finished
+    text = (first / "journal.log").read_bytes()
     lines = text.splitlines(keepends=True)
-    cuts = {
+    contents = {
         f"cut {count}": b"".join(lines[:count]) + lines[count][:count]
         for count in range(0, len(lines), 3)
     }
-    middle = b"".join([*lines[:4], b'{"op_code": oops}\n', *lines[5:]])
+    contents["whole"] = text
+    contents["torn"] = text + lines[-1][:20]
+    contents["middle"] = b"".join([*lines[:4], b'{"op_code": oops}\n', *lines[5:]])
     path = tmp_path / "small"
-    shutil.copytree(finished[0], path)
-    for name, content in {
-        **cuts,
-        "torn": text + lines[-1][:20],
-        "middle": middle,
-        "lost": None,
-    }.items():
-        (path / "journal.log").unlink()
+    shutil.copytree(first, path)
+    journal = path / "journal.log"
+    for name, content in {**contents, "lost": None}.items():
+        journal.unlink()
         if content is not None:
-            (path / "journal.log").write_bytes(content)
-        (path / "journal.log.lock").symlink_to(path / "journal.log")  # of a process that died
-        _, launcher, _ = run(path, request())
+            journal.write_bytes(content)
+        (path / "journal.log.lock").symlink_to(journal)  # of a process that died
+        _, launcher, again = run(path, request())
         assert launcher.started == [], name
-        assert outcome(path) == outcome(finished[0]), name
+        assert outcome(path) == outcome(first), name
+        assert (again.verdict, again.final) == (result.verdict, result.final), name
         assert (path / "journal.damaged.log").exists() == (name in ("middle", "lost")), name
 
 
@@ -440,36 +412,35 @@ def test_the_median_prunes_after_a_third_of_the_budget_and_pruned_runs_are_not_r
 
 
 @pytest.mark.parametrize("kind", ["median", "hyperband"])
-def test_a_pruner_decides_by_earlier_batches_and_by_evaluations_in_order(
-    tmp_path: Path, kind: str
-) -> None:
-    journal = Journal(tmp_path / "journal.log", "study")
+def test_a_pruner_decides_by_earlier_batches_and_by_evaluations_in_order(kind: str) -> None:
     space = {"x": optuna.distributions.FloatDistribution(0.0, 1.0)}
-    for number in range(6):
-        journal.add({"x": number / 10}, space, {})
-    for number in range(4):
-        steps = {30 * part: float(number) for part in (1, 2, 3)}
-        journal.report(number, steps)
-        rungs = {"completed_rung_0": float(number)} if kind == "hyperband" else {}
-        journal.tell(number, journal.states.COMPLETE, float(number), rungs=rungs)
-    trials = journal.trials()
-    pruning = Pruning(kind, 90, 4)
+    trials = [
+        optuna.trial.create_trial(
+            params={"x": number / 10},
+            distributions=space,
+            value=float(number),
+            intermediate_values={30 * part: float(number) for part in (1, 2, 3)},
+            system_attrs={"completed_rung_0": float(number)} if kind == "hyperband" else {},
+        )
+        for number in range(6)
+    ]
+    earlier, batch = trials[:4], trials[4:]
 
-    def decide(number: int, values: dict[int, float]) -> int | None:
-        return pruning.decide("study", trials[:4], trials[4:], number, values).step
+    def decide(number: int, values: dict[int, float], kind: str = kind) -> int | None:
+        return Pruning(kind, 90, 4).decide("study", earlier, batch, number, values).step
 
     low, high = {30: -1.0}, {30: 9.0, 60: 9.0}
     decisions = {number: decide(number, low) for number in (4, 5)}
     # Hyperband judges one of its two brackets at a third of the budget, the other one at two thirds.
     assert set(decisions.values()) == ({30} if kind == "median" else {30, None})
-    assert {decide(number, {30: -1.0, 60: -1.0}) for number in (4, 5)} == (
-        {30} if kind == "median" else {30, 60}
-    )
-    assert {decide(number, high) for number in (4, 5)} == {None}
-    for number, step in decisions.items():  # what comes later does not change a decision
+    later = {decide(number, {30: -1.0, 60: -1.0}) for number in (4, 5)}
+    assert later == ({30} if kind == "median" else {30, 60})
+    for number, step in decisions.items():
+        assert decide(number, high) is None
+        # What comes later does not change a decision.
         assert decide(number, {**low, 60: 99.0, 90: 99.0}) == step
     assert decide(4, {20: -5.0}) is None  # not before a third
-    assert Pruning("none", 90, 4).decide("study", trials[:4], trials[4:], 4, low).step is None
+    assert decide(4, low, "none") is None
 
 
 def test_evaluations_are_compared_at_the_step_at_which_they_were_due(tmp_path: Path) -> None:
@@ -481,46 +452,43 @@ def test_evaluations_are_compared_at_the_step_at_which_they_were_due(tmp_path: P
     assert mean_evaluations([{1: 2.0, 2: 4.0}, {1: 4.0}]) == {1: 3.0}
 
 
-def test_the_verdict_names_better_worse_and_undecided() -> None:
-    low = {str(seed): float(seed) for seed in range(5)}
-    high = {str(seed): 100.0 + seed for seed in range(5)}
-    assert verdict_of("trial-1", {"trial-1": high, "default": low}).kind == "better"
-    assert (
-        "better than the default on 5 untouched seeds: +100.0 ["
-        in verdict_of("trial-1", {"trial-1": high, "default": low}).sentence
-    )
-    assert verdict_of("trial-1", {"trial-1": low, "default": high}).kind == "worse"
-    same = verdict_of("trial-1", {"trial-1": low, "default": low})
-    assert same.kind == "undecided"
-    assert "keep the default" in same.sentence
-    assert verdict_of(
-        "trial-1", {"trial-1": dict.fromkeys("01234", 5.0), "default": dict.fromkeys("01234", 5.0)}
-    ).kind
-    assert verdict_of("default", {"default": low}).kind == "default"
+@pytest.mark.parametrize(
+    ("winner", "default", "kind", "words"),
+    [
+        (HIGH, LOW, "better", "better than the default on 5 untouched seeds: +100.0 ["),
+        (LOW, HIGH, "worse", "keep the default"),
+        (LOW, LOW, "undecided", "keep the default"),
+        ([5.0] * 5, [5.0] * 5, "undecided", "not distinguishable"),
+    ],
+)
+def test_the_verdict_names_better_worse_and_undecided(
+    winner: list[float], default: list[float], kind: str, words: str
+) -> None:
+    final = {
+        name: {str(seed): score for seed, score in enumerate(scores)}
+        for name, scores in (("trial-1", winner), ("default", default))
+    }
+    verdict = verdict_of("trial-1", final)
+    assert verdict.kind == kind
+    assert words in verdict.sentence
 
 
-def test_too_few_final_seeds_are_known_before_they_are_trained() -> None:
-    for count, smallest in [(1, "1"), (2, "0.33"), (3, "0.1")]:
-        warning = warn_of_few_seeds(count)
-        assert warning is not None
-        assert (
-            f"of {count} against {count} runs is {smallest}; give --final-seeds 4 or more"
-            in warning
-        )
+@pytest.mark.parametrize(("count", "smallest"), [(1, "1"), (2, "0.33"), (3, "0.1")])
+def test_too_few_final_seeds_are_known_before_they_are_trained(count: int, smallest: str) -> None:
+    words = f"of {count} against {count} runs is {smallest}; give --final-seeds 4 or more"
+    assert words in str(warn_of_few_seeds(count))
     assert warn_of_few_seeds(4) is None
 
 
-def test_repair_leaves_a_whole_journal_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "kept"),
+    [(b"", b""), (b"{}\n{}\n", b"{}\n{}\n"), (b"{}\n{", b"{}\n"), (b"\0\0\0", b"")],
+)
+def test_repair_leaves_a_whole_journal_alone(tmp_path: Path, content: bytes, kept: bytes) -> None:
     path = tmp_path / "journal.log"
-    for content, kept in [
-        (b"", b""),
-        (b"{}\n{}\n", b"{}\n{}\n"),
-        (b"{}\n{", b"{}\n"),
-        (b"\0\0\0", b""),
-    ]:
-        path.write_bytes(content)
-        repair(path)
-        assert path.read_bytes() == kept
+    path.write_bytes(content)
+    repair(path)
+    assert path.read_bytes() == kept
 
 
 def test_the_process_that_tunes_imports_no_torch() -> None:
@@ -528,9 +496,5 @@ def test_the_process_that_tunes_imports_no_torch() -> None:
         "import sys; import rl_training.studies.tuning.tuner; from rl_training.studies.tuning.journal import *;"
         "optuna = import_optuna(); optuna.samplers.TPESampler(seed=1); print('torch' in sys.modules)"
     )
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-        == "False\n"
-    )
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "False\n"

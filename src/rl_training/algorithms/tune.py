@@ -1,6 +1,6 @@
 """A search space, for a field of a user's config class: `Annotated[float, Tune(1e-5, 1e-2, log=True)]`. No torch here.
 
-Those of the built-in algorithms are in one table, `studies/tuning/ranges.py`.
+The search spaces of the built-in algorithms are in one table, `studies/tuning/ranges.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Tune:
     """Tuned only if it is named (`--tune KEY`), not by default."""
 
     def __post_init__(self) -> None:
-        fault = self._fault()
+        fault = self._fault_of_choices() if self.choices else self._fault_of_range()
         if fault is not None:
             raise ConfigError(f"bad search space {self.text}: {fault}")
 
@@ -42,13 +42,17 @@ class Tune:
         return self.low is None and not self.choices
 
     @property
+    def ends(self) -> tuple[float, float]:
+        """The lowest and the highest value of a range."""
+        assert self.low is not None
+        assert self.high is not None
+        return self.low, self.high
+
+    @property
     def has_integers(self) -> bool:
         """Whether it is a range of integers."""
-        return (
-            isinstance(self.low, int)
-            and isinstance(self.high, int)
-            and isinstance(self.step, (int, type(None)))
-        )
+        numbers = (self.low, self.high, 1 if self.step is None else self.step)
+        return all(isinstance(number, int) for number in numbers)
 
     @property
     def text(self) -> str:
@@ -57,12 +61,13 @@ class Tune:
             return " | ".join(plain_text(choice) for choice in self.choices)
         if self.low is None and self.high is None:
             return "none"
-        words = [
-            f"{'?' if self.low is None else f'{self.low:g}'} to {'?' if self.high is None else f'{self.high:g}'}"
-        ]
-        words += [f"in steps of {self.step:g}"] if self.step is not None else []
-        words += ["integers"] if self.has_integers and self.step is None else []
-        words += ["log scale"] if self.log else []
+        words = [f"{_short(self.low)} to {_short(self.high)}"]
+        if self.step is not None:
+            words.append(f"in steps of {_short(self.step)}")
+        elif self.has_integers:
+            words.append("integers")
+        if self.log:
+            words.append("log scale")
         return ", ".join(words)
 
     def up_to(self, limit: float) -> Tune:
@@ -70,26 +75,16 @@ class Tune:
         if self.choices:
             choices = tuple(choice for choice in self.choices if choice <= limit)
             return replace(self, choices=choices) if len(choices) > 1 else Tune()
-        if self.low is None or self.high is None or self.low >= limit:
-            return Tune()
-        return replace(self, high=min(self.high, limit))
+        low, high = self.ends
+        return replace(self, high=min(high, limit)) if low < limit else Tune()
 
     def as_dict(self) -> dict[str, Any]:
         """The space as plain values, without what is not set; `Tune.from_dict` is the inverse."""
-        if self.choices:
-            values: dict[str, Any] = {"choices": [_listed(choice) for choice in self.choices]}
-        else:
-            values = {
-                name: getattr(self, name)
-                for name in ("low", "high", "log", "step")
-                if getattr(self, name)
-            }
-            values |= {
-                name: getattr(self, name)
-                for name in ("low", "high")
-                if getattr(self, name) is not None
-            }
-        return values | ({"by_name": True} if self.by_name else {})
+        return {
+            name: _listed(value)
+            for name, value in vars(self).items()
+            if value != getattr(Tune, name)
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Tune:
@@ -106,36 +101,43 @@ class Tune:
             )
         return cls(**{**values, "choices": tuple(choices)})
 
-    def _fault(self) -> str | None:
-        ends = [self.low, self.high]
-        if self.choices:
-            texts = [plain_text(choice) for choice in self.choices]
-            if ends != [None, None] or self.log or self.step is not None:
-                return "give a range or choices, not both"
-            return f"{texts[0]} is the only choice" if len(texts) < 2 else _repeated(texts)
-        if ends == [None, None]:
-            return None if not self.log and self.step is None else "low and high are missing"
-        numbers = [
-            end for end in ends if isinstance(end, (int, float)) and not isinstance(end, bool)
-        ]
-        if len(numbers) < 2 or not all(math.isfinite(number) for number in numbers):
+    def _fault_of_choices(self) -> str | None:
+        if self.log or [self.low, self.high, self.step] != [None] * 3:
+            return "give a range or choices, not both"
+        texts = [plain_text(choice) for choice in self.choices]
+        if len(texts) < 2:
+            return f"{texts[0]} is the only choice"
+        twice = [text for text in texts if texts.count(text) > 1]
+        return f"{twice[0]} is given twice" if twice else None
+
+    def _fault_of_range(self) -> str | None:
+        low, high, step = self.low, self.high, self.step
+        if low is None and high is None:
+            return "low and high are missing" if self.log or step is not None else None
+        if not (_is_number(low) and _is_number(high)):
             return "low and high should be finite numbers"
-        if numbers[0] >= numbers[1]:
+        low, high = self.ends
+        if low >= high:
             return "low should be less than high"
-        if self.log and numbers[0] <= 0:
+        if self.log and low <= 0:
             return "low should be positive on a logarithmic scale"
-        if self.step is not None and (self.log or not 0 < self.step <= numbers[1] - numbers[0]):
+        if step is not None and (self.log or not 0 < step <= high - low):
             return "step should be positive, at most high - low, and not on a logarithmic scale"
         return None
 
 
-def _repeated(texts: list[str]) -> str | None:
-    twice = [text for text in texts if texts.count(text) > 1]
-    return f"{twice[0]} is given twice" if twice else None
+def _is_number(value: Any) -> bool:
+    is_plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_plain and math.isfinite(value)
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, (int, float)) else "?"
 
 
 def _listed(value: Any) -> Any:
-    return [_listed(item) for item in value] if isinstance(value, (list, tuple)) else value
+    """The value with lists in place of tuples."""
+    return list(map(_listed, value)) if isinstance(value, (list, tuple)) else value
 
 
 def plain_text(value: Any) -> str:
@@ -144,8 +146,6 @@ def plain_text(value: Any) -> str:
         return f"{{{', '.join(f'{key}: {plain_text(item)}' for key, item in value.items())}}}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(plain_text, value))}]"
-    return (
-        {True: "true", False: "false", None: "null"}[value]
-        if isinstance(value, (bool, type(None)))
-        else str(value)
-    )
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(value)

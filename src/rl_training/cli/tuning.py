@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,105 +40,94 @@ from rl_training.terminal.tables import WIDTH
 from rl_training.views.studies import tune_plan_lines, tune_result_lines, tune_warnings
 
 if TYPE_CHECKING:
-    from rl_training.studies.tuning.tune_plan import TunePlan, TuneSettings
+    from rl_training.studies.tuning.tune_plan import TunePlan
+    from rl_training.studies.tuning.tuner import Tuning
 
 
-RUNS = Path("runs")
 INTERRUPTED = 130
+Count = int | None
 
 
 def _count(name: str, text: str) -> Any:
     return option(name, NUMBER, text, parser=positive_number)
 
 
-TuneWords = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="ALGO ENV_ID [KEY=VALUE]... | FILE",
-        autocompletion=complete_words,
-        help="Algorithm, environment id, and settings of the default configuration; or a study file with a tune block.",
-    ),
-]
-Tuned = Annotated[
-    list[str] | None,
-    option(
-        "--tune",
-        "KEY[=SPACE]",
-        "Setting to tune, with its own search space or LOW..HIGH, LOW..HIGH:log or A,B,C. Repeatable (default:"
-        " all settings that `rl-training algos ALGO` shows a space for).",
-    ),
-]
-Fixed = Annotated[
-    list[str] | None,
-    option("--fix", "KEY=VALUE", "Setting that is not tuned, and its value. Repeatable."),
-]
-Trials = Annotated[
-    int | None, _count("--trials", "Settings tried in the search; the first is the default (20).")
-]
-Batch = Annotated[
-    int | None, _count("--batch", "Trials sampled together (4); part of the plan, unlike --jobs.")
-]
-SeedsPerTrial = Annotated[int | None, _count("--seeds-per-trial", "Seeds of each trial (1).")]
-PrunerName = Annotated[
-    str | None,
-    option(
-        "--pruner",
-        "median|hyperband|none",
-        "Who ends bad trials early, not before a third of their steps (median).",
-    ),
-]
-Finalists = Annotated[
-    int | None, _count("--finalists", "Best settings that race against the default (3).")
-]
-RaceSeeds = Annotated[int | None, _count("--race-seeds", "Fresh seeds of the race (5).")]
-FinalSeeds = Annotated[
-    int | None, _count("--final-seeds", "Untouched seeds of the winner and the default (5).")
-]
-TuneSeed = Annotated[
-    int | None,
-    option(
-        "--seed",
-        NUMBER,
-        "Seed of the sampler; it also shifts the runs' seeds (0).",
-        parser=whole_number,
-    ),
-]
-TuneName = Annotated[
-    str | None,
-    option("--name", "NAME", "Name of the tuning and its folder (tune__ALGO__ENV_ID)."),
-]
-TuneDir = Annotated[
-    Path | None, option("--output-dir", "FOLDER", "Parent of the tuning's folder (default: runs).")
-]
-DryRun = Annotated[
-    bool, flag("--dry-run", "List the search space, the runs and their steps; train none.")
-]
-
-
 @dataclasses.dataclass(frozen=True)
 class TuneOptions(LaunchOptions):
     """The options of `tune`."""
 
-    words: TuneWords = None
-    tune: Tuned = None
-    fix: Fixed = None
-    trials: Trials = None
-    batch: Batch = None
-    seeds_per_trial: SeedsPerTrial = None
-    pruner: PrunerName = None
-    finalists: Finalists = None
-    race_seeds: RaceSeeds = None
-    final_seeds: FinalSeeds = None
-    seed: TuneSeed = None
-    name: TuneName = None
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ALGO ENV_ID [KEY=VALUE]... | FILE",
+            autocompletion=complete_words,
+            help="Algorithm, environment id, and settings of the default configuration; or a study file with a tune"
+            " block.",
+        ),
+    ] = None
+    tune: Annotated[
+        list[str] | None,
+        option(
+            "--tune",
+            "KEY[=SPACE]",
+            "Setting to tune, with its own search space or LOW..HIGH, LOW..HIGH:log or A,B,C. Repeatable (default:"
+            " all settings that `rl-training algos ALGO` shows a space for).",
+        ),
+    ] = None
+    fix: Annotated[
+        list[str] | None,
+        option("--fix", "KEY=VALUE", "Setting that is not tuned, and its value. Repeatable."),
+    ] = None
+    trials: Annotated[
+        Count, _count("--trials", "Settings tried in the search; the first is the default (20).")
+    ] = None
+    batch: Annotated[
+        Count, _count("--batch", "Trials sampled together (4); part of the plan, unlike --jobs.")
+    ] = None
+    seeds_per_trial: Annotated[Count, _count("--seeds-per-trial", "Seeds of each trial (1).")] = (
+        None
+    )
+    pruner: Annotated[
+        str | None,
+        option(
+            "--pruner",
+            "median|hyperband|none",
+            "Who ends bad trials early, not before a third of their steps (median).",
+        ),
+    ] = None
+    finalists: Annotated[
+        Count, _count("--finalists", "Best settings that race against the default (3).")
+    ] = None
+    race_seeds: Annotated[Count, _count("--race-seeds", "Fresh seeds of the race (5).")] = None
+    final_seeds: Annotated[
+        Count, _count("--final-seeds", "Untouched seeds of the winner and the default (5).")
+    ] = None
+    seed: Annotated[
+        Count,
+        option(
+            "--seed",
+            NUMBER,
+            "Seed of the sampler; it also shifts the runs' seeds (0).",
+            parser=whole_number,
+        ),
+    ] = None
+    name: Annotated[
+        str | None,
+        option("--name", "NAME", "Name of the tuning and its folder (tune__ALGO__ENV_ID)."),
+    ] = None
     config: ConfigFile = None
     no_preset: NoPreset = False
-    output_dir: TuneDir = None
+    output_dir: Annotated[
+        Path | None,
+        option("--output-dir", "FOLDER", "Parent of the tuning's folder (default: runs)."),
+    ] = None
     total_timesteps: TotalTimesteps = None
     num_envs: NumEnvs = None
     eval_episodes: EvalEpisodes = None
     device: Device = None
-    dry_run: DryRun = False
+    dry_run: Annotated[
+        bool, flag("--dry-run", "List the search space, the runs and their steps; train none.")
+    ] = False
     plugin: Plugins = None
     callback: Callbacks = None
     as_json: AsJson = False
@@ -157,74 +145,68 @@ def tune(options: TuneOptions) -> None:
     that nobody used: that comparison is the result. Exits with 1 if runs of the race or the final failed.
     """
     from rl_training.studies.tuning.journal import import_optuna
+    from rl_training.studies.tuning.stages import StageError
     from rl_training.studies.tuning.tune_plan import find_plan
+    from rl_training.studies.tuning.tuner import Tuning
 
     import_optuna()
     asked, parent = _asked(options)
-    path = parent / asked.name
+    path = parent / asked.study.name
     if options.dry_run:
         values, lines = tune_plan_lines(find_plan(asked, path), path)
         show(values, lines, options.as_json)
         return
-    with _telling_how_to_continue(options), results_alone():  # Ray prints to standard output
-        result = _run(options, find_plan(asked, path), path)
-    values, lines = tune_result_lines(result)
-    show(values, lines, options.as_json)
-    if result.verdict.is_better:
-        say(
-            with_command(
-                "to train with the winner's settings:", "train", "--config", str(result.best)
-            )
-        )
-
-
-@contextlib.contextmanager
-def _telling_how_to_continue(options: TuneOptions) -> Iterator[None]:
-    """Answer Ctrl-C outside of training, as during the check of settings, with the command that continues."""
+    again = [*(options.words or []), *words_of(options, without=("words", "as_json", "dry_run"))]
     try:
-        yield
-    except KeyboardInterrupt:
-        say(with_command("interrupted; to continue:", "tune", *_command_words(options)))
-        raise typer.Exit(INTERRUPTED) from None
-
-
-def _run(options: TuneOptions, plan: Any, path: Path) -> Any:
-    """Run the tuning; leaves with the signal's exit code and the command that continues if it is stopped."""
-    from rl_training.studies.tuning.stages import StageError
-    from rl_training.studies.tuning.tuner import Tuning
-
-    tuning = Tuning(plan, path)
-
-    def on_begin() -> None:
-        say(f"tuning {path}: {plan.settings.trials:,} trials of {plan.total_steps:,} steps")
-        for warning in tune_warnings(plan):
-            say("\n".join(textwrap.wrap(f"warning: {warning}", WIDTH)))
-
-    try:
-        result = tuning.run(launcher_in(path, options), on_begin)
+        with results_alone():  # Ray prints to standard output
+            tuning = Tuning(find_plan(asked, path), path)
+            result = tuning.run(launcher_in(path, options), lambda: _announce(tuning))
     except StageError as error:
         say(f"error: {error}")
         raise typer.Exit(1) from None
+    except KeyboardInterrupt:  # outside of training, as during the check of settings
+        say(with_command("interrupted; to continue:", "tune", *again))
+        raise typer.Exit(INTERRUPTED) from None
     if result is None:
-        say(with_command(SAVED, "tune", *_command_words(options)))
+        say(with_command(SAVED, "tune", *again))
         raise typer.Exit(128 + (tuning.interrupted_by or 2))
-    return result
+    values, lines = tune_result_lines(result)
+    show(values, lines, options.as_json)
+    if result.verdict.is_better:
+        text = "to train with the winner's settings:"
+        say(with_command(text, "train", "--config", str(result.best)))
 
 
-def _command_words(options: TuneOptions) -> list[str]:
-    """The same command as words."""
-    return [*(options.words or []), *words_of(options, without=("words", "as_json", "dry_run"))]
+def _announce(tuning: Tuning) -> None:
+    plan = tuning.plan
+    say(f"tuning {tuning.path}: {plan.settings.trials:,} trials of {plan.total_steps:,} steps")
+    for warning in tune_warnings(plan):
+        say("\n".join(textwrap.wrap(f"warning: {warning}", WIDTH)))
 
 
 def _asked(options: TuneOptions) -> tuple[TunePlan, Path]:
-    """What is asked for, and the folder that holds the tuning's folder."""
+    """The plan that is asked for, and the folder that holds the tuning's folder."""
+    from rl_training.studies.plan import make_plan
+    from rl_training.studies.tuning.search_space import parse_asked
+    from rl_training.studies.tuning.tune_plan import TuneSettings
+
     words = options.words or []
-    if _names_file(words):
-        _refuse_beside_file(words)
-        asked, parent = _asked_of_file(Path(words[0]), options)
-    else:
-        asked, parent = _asked_of_words(options)
-    return asked.fix(_parse_fixed(options.fix or [])), options.output_dir or parent
+    plan, parent = _plan_of_file(words, options) if _names_file(words) else _plan_of_words(options)
+    given = {name: getattr(options, name) for name in TuneSettings.model_fields}
+    given = {name: value for name, value in given.items() if value is not None}
+    study = dataclasses.replace(
+        plan.study,
+        name=make_plan(options.name or plan.study.name, []).name,  # checked
+        plugins=tuple(dict.fromkeys([*plan.study.plugins, *(options.plugin or ())])),
+        callbacks=tuple(dict.fromkeys([*plan.study.callbacks, *(options.callback or ())])),
+    )
+    plan = dataclasses.replace(
+        plan,
+        study=study,
+        asked=parse_asked(options.tune) if options.tune else plan.asked,
+        settings=TuneSettings(**{**plan.settings.model_dump(), **given}),
+    )
+    return plan.fix(_parse_fixed(options.fix or [])), options.output_dir or parent
 
 
 def _names_file(words: Sequence[str]) -> bool:
@@ -234,22 +216,7 @@ def _names_file(words: Sequence[str]) -> bool:
     return all("=" in word for word in words[1:]) and is_file(Path(words[0]))
 
 
-def _refuse_beside_file(words: Sequence[str]) -> None:
-    """Raise if a study file is given with further arguments."""
-    if len(words) == 1:
-        return
-    file, word = words[:2]
-    key, equals, value = word.partition("=")
-    if not equals:
-        raise ConfigError(f"'{word}' has no effect with a study file: give '{file}' alone")
-    raise ConfigError(
-        f"'{word}': KEY=VALUE is not supported with a study file: set {key} in the base of '{file}', or keep it from"
-        f" being tuned with --fix {key.removeprefix('algo_kwargs.')}={value}"
-    )
-
-
-def _asked_of_words(options: TuneOptions) -> tuple[TunePlan, Path]:
-    from rl_training.studies.tuning.search_space import parse_asked
+def _plan_of_words(options: TuneOptions) -> tuple[TunePlan, Path]:
     from rl_training.studies.tuning.tune_plan import TuneSettings, default_name, plan_tuning
 
     if any(word.startswith("seed=") for word in options.words or ()):
@@ -260,50 +227,29 @@ def _asked_of_words(options: TuneOptions) -> tuple[TunePlan, Path]:
     config = resolve(TrainOptions(**shared), USAGE).config
     given = config.model_fields_set - {"seed", "output_dir"}
     values = {key: value for key, value in config.model_dump().items() if key in given}
-    settings = TuneSettings(**_given(options, TuneSettings))
-    name = options.name or default_name(config)
-    code = tuple(options.plugin or ()), tuple(options.callback or ())
-    return plan_tuning(
-        name, values, parse_asked(options.tune or []), settings, *code
-    ), config.output_dir
+    return plan_tuning(default_name(config), values, {}, TuneSettings()), config.output_dir
 
 
-def _asked_of_file(path: Path, options: TuneOptions) -> tuple[TunePlan, Path]:
-    from rl_training.studies.tuning.search_space import parse_asked
-    from rl_training.studies.tuning.tune_plan import TunePlan, TuneSettings
+def _plan_of_file(words: Sequence[str], options: TuneOptions) -> tuple[TunePlan, Path]:
+    from rl_training.studies.tuning.tune_plan import TunePlan
 
-    if not is_file(path):
-        raise ConfigError(f"study file '{path}' does not exist (looked from {Path.cwd()})")
+    file, *others = words
+    if others:
+        key, equals, value = others[0].partition("=")
+        if not equals:
+            raise ConfigError(f"'{key}' has no effect with a study file: give '{file}' alone")
+        raise ConfigError(
+            f"'{others[0]}': KEY=VALUE is not supported with a study file: set {key} in the base of '{file}', or keep"
+            f" it from being tuned with --fix {key.removeprefix('algo_kwargs.')}={value}"
+        )
+    if not is_file(Path(file)):
+        raise ConfigError(f"study file '{file}' does not exist (looked from {Path.cwd()})")
     for name in SHARED:
         if getattr(options, name) not in (None, False):
             raise ConfigError(
                 f"--{name.replace('_', '-')} has no effect with a study file: set it in the file's base"
             )
-    plan, parent = TunePlan.from_file(path)
-    settings = plan.settings.model_dump() | _given(options, TuneSettings)
-    return (
-        dataclasses.replace(
-            plan,
-            name=_checked_name(options.name or plan.name),
-            settings=TuneSettings(**settings),
-            asked=parse_asked(options.tune) if options.tune else plan.asked,
-            plugins=tuple(dict.fromkeys([*plan.plugins, *(options.plugin or ())])),
-            callbacks=tuple(dict.fromkeys([*plan.callbacks, *(options.callback or ())])),
-        ),
-        parent,
-    )
-
-
-def _checked_name(name: str) -> str:
-    from rl_training.studies.plan import make_plan
-
-    return make_plan(name, []).name
-
-
-def _given(options: TuneOptions, settings: type[TuneSettings]) -> dict[str, Any]:
-    """The options of the tuning that were given."""
-    values = {name: getattr(options, name) for name in settings.model_fields}
-    return {name: value for name, value in values.items() if value is not None}
+    return TunePlan.from_file(Path(file))
 
 
 def _parse_fixed(texts: Sequence[str]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """A tuning in Optuna: the journal with every trial, and the pruners that end trials early. optuna-dashboard opens it.
 
-A pruner is asked about evaluations in the order of their steps. Its decision depends on those of the trial itself and
-on the trials of earlier batches, which are over: it is the same whichever run is faster, and again after a kill.
+A pruner is asked about evaluations in the order of their steps. Its decision depends on the evaluations of the trial
+itself and on the trials of earlier batches, which are over: it is the same whichever run is faster, and again after a
+kill.
 """
 
 from __future__ import annotations
@@ -47,95 +48,34 @@ def quiet_optuna() -> Iterator[Any]:
         yield optuna
 
 
-class Journal:
-    """The journal file, opened by the only process that writes it.
+def open_journal(path: Path, study_name: str, check: Callable[[], None] = lambda: None) -> Any:
+    """The study of Optuna in a journal file, opened or created by the only process that writes it.
 
-    Each change is one line, so a process that dies leaves a journal of whole changes and at most one torn line.
+    Each change is one line, so a process that dies leaves a journal of whole changes and at most one torn line. `check`
+    is called before each change and raises if this process may not write.
     """
+    optuna = import_optuna()
+    backend: Any = optuna.storages.journal.JournalFileBackend
 
-    def __init__(
-        self, path: Path, study_name: str, check: Callable[[], None] = lambda: None
-    ) -> None:
-        """Open or create the journal; `check` is called before each change and raises if this process may not write."""
-        self._optuna, self._check = import_optuna(), check
-        self.states = self._optuna.trial.TrialState
-        with translate_write_errors(path):
-            repair(path)
-            # Left by a process that died: the folder of a tuning has one writer.
-            Path(f"{path}.lock").unlink(missing_ok=True)
-            try:
-                self._storage = self._optuna.storages.JournalStorage(
-                    self._optuna.storages.journal.JournalFileBackend(str(path))
-                )
-                known = {
-                    study.study_name: study._study_id for study in self._storage.get_all_studies()
-                }
-                if study_name not in known:
-                    direction = self._optuna.study.StudyDirection.MAXIMIZE
-                    known[study_name] = self._storage.create_new_study([direction], study_name)
-            except (KeyError, ValueError, AssertionError, TypeError) as error:
-                raise RLTrainingError(
-                    f"'{path}' is not a journal of Optuna ({error}): move it away; the trials are found again from"
-                    " their runs"
-                ) from None
-        self._study_id = known[study_name]
+    class CheckedFile(backend):  # type: ignore[misc]
+        def append_logs(self, logs: list[dict[str, Any]]) -> None:
+            check()
+            super().append_logs(logs)
 
-    def trials(self) -> list[Any]:
-        """All trials in order, as Optuna's frozen trials."""
-        return list(self._storage.get_all_trials(self._study_id))
-
-    def notes(self) -> dict[str, Any]:
-        """What was noted for the whole tuning."""
-        return dict(self._storage.get_study_user_attrs(self._study_id))
-
-    def note(self, key: str, value: Any) -> None:
-        """Note something for the whole tuning."""
-        self._check()
-        self._storage.set_study_user_attr(self._study_id, key, value)
-
-    def add(
-        self, params: Mapping[str, Any], distributions: Mapping[str, Any], notes: Mapping[str, Any]
-    ) -> None:
-        """Add a trial that is to be run; one line, so it is there with all its parameters or not at all."""
-        self._check()
-        trial = self._optuna.trial.create_trial(
-            state=self.states.RUNNING,
-            params=dict(params),
-            distributions=dict(distributions),
-            user_attrs=dict(notes),
-        )
-        self._storage.create_new_trial(self._study_id, template_trial=trial)
-
-    def report(self, number: int, values: Mapping[int, float]) -> None:
-        """Add evaluations, by step, that a trial does not have yet."""
-        trial_id, known = self._find(number)
-        for step, value in values.items():
-            if step not in known.intermediate_values:
-                self._check()
-                self._storage.set_trial_intermediate_value(trial_id, step, value)
-
-    def tell(
-        self,
-        number: int,
-        state: Any,
-        value: float | None,
-        *,
-        notes: Mapping[str, Any] | None = None,
-        rungs: Mapping[str, float] | None = None,
-    ) -> None:
-        """Record the end of a trial; `rungs` are what a pruner noted of it."""
-        trial_id, known = self._find(number)
-        self._check()
-        for key, item in (notes or {}).items():
-            self._storage.set_trial_user_attr(trial_id, key, item)
-        for key, item in (rungs or {}).items():
-            if key not in known.system_attrs:
-                self._storage.set_trial_system_attr(trial_id, key, item)
-        self._storage.set_trial_state_values(trial_id, state, None if value is None else [value])
-
-    def _find(self, number: int) -> tuple[int, Any]:
-        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
-        return trial_id, self._storage.get_trial(trial_id)
+    with translate_write_errors(path):
+        repair(path)
+        # Left by a process that died: the folder of a tuning has one writer.
+        Path(f"{path}.lock").unlink(missing_ok=True)
+        try:
+            storage = optuna.storages.JournalStorage(CheckedFile(str(path)))
+            if study_name in [study.study_name for study in storage.get_all_studies()]:
+                return optuna.load_study(study_name=study_name, storage=storage)
+            return optuna.create_study(study_name=study_name, storage=storage, direction="maximize")
+        except (KeyError, ValueError, AssertionError, TypeError) as error:
+            raise RLTrainingError(
+                f"'{path}' is not a journal of Optuna ({error}): move it away; the trials are found again from"
+                " their runs"
+            ) from None
 
 
 def repair(path: Path) -> None:
@@ -146,8 +86,8 @@ def repair(path: Path) -> None:
     if not path.is_file():
         return
     content = path.read_bytes()
-    good, lines = 0, content.splitlines(keepends=True)
-    for line in lines:
+    good = 0
+    for line in content.splitlines(keepends=True):
         if not line.endswith(b"\n") or not _is_object(line):
             break
         good += len(line)
@@ -163,47 +103,58 @@ def repair(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def copy_in_memory(
-    name: str,
-    decided: Sequence[Any],
-    running: Sequence[Mapping[str, Any]],
-    distributions: Any,
-    sampler: Any = None,
-) -> Any:
-    """A study of Optuna in memory with decided trials, and trials of which only the parameters are known."""
-    with quiet_optuna() as optuna:
-        study = optuna.create_study(
-            study_name=name,
-            direction="maximize",
-            sampler=sampler,
-            pruner=optuna.pruners.NopPruner(),
-        )
-        for trial in decided:
-            study.add_trial(trial)
-        for params in running:
-            study.add_trial(
-                optuna.trial.create_trial(
-                    state=optuna.trial.TrialState.RUNNING,
-                    params=dict(params),
-                    distributions=dict(distributions),
-                )
-            )
-    return study
-
-
 def _is_object(line: bytes) -> bool:
     with contextlib.suppress(ValueError, RecursionError):
         return isinstance(json.loads(line), dict)
     return False
 
 
+def add_trial(
+    study: Any,
+    params: Mapping[str, Any],
+    distributions: Mapping[str, Any],
+    notes: Mapping[str, Any] | None = None,
+) -> None:
+    """Add a trial that is to be run; one line of a journal, so it is there with all its parameters or not at all."""
+    trial = import_optuna().trial
+    study.add_trial(
+        trial.create_trial(
+            state=trial.TrialState.RUNNING,
+            params=dict(params),
+            distributions=dict(distributions),
+            user_attrs=dict(notes or {}),
+        )
+    )
+
+
+def copy_in_memory(
+    name: str,
+    decided: Sequence[Any],
+    running: Sequence[Mapping[str, Any]],
+    distributions: Mapping[str, Any],
+    sampler: Any = None,
+) -> Any:
+    """A study of Optuna in memory with decided trials, and trials of which only the parameters are known."""
+    with quiet_optuna() as optuna:
+        pruner = optuna.pruners.NopPruner()
+        study = optuna.create_study(
+            study_name=name, direction="maximize", sampler=sampler, pruner=pruner
+        )
+        for trial in decided:
+            study.add_trial(trial)
+        for params in running:
+            add_trial(study, params, distributions)
+    return study
+
+
 @dataclass(frozen=True)
 class Decision:
-    """What a pruner says of a trial so far."""
+    """A pruner's answer about a trial so far."""
 
     step: int | None = None
     """The evaluation at which it is pruned; None: not pruned."""
     rungs: dict[str, float] = field(default_factory=dict)
+    """What Hyperband noted of the trial."""
 
 
 @dataclass(frozen=True)
@@ -231,20 +182,24 @@ class Pruning:
     ) -> Decision:
         """Ask the pruner about each evaluation of trial `number` in turn; the first yes counts.
 
-        `decided` are the trials of earlier batches and `batch` those of its own, of which only the parameters are used.
+        `decided` are the trials of earlier batches and `batch` the trials of its own, of which only the parameters are
+        used.
         """
         if self.kind == "none" or not values or max(values) < self.first_step:
             return Decision()
-        distributions = batch[0].distributions
-        study = copy_in_memory(name, decided, [trial.params for trial in batch], distributions)
+        params = [trial.params for trial in batch]
+        study = copy_in_memory(name, decided, params, batch[0].distributions)
         pruner, storage = self._pruner(), study._storage
         trial_id = study.trials[number]._trial_id
+        pruned_at = None
         for step in sorted(values):
             storage.set_trial_intermediate_value(trial_id, step, values[step])
-            trial = storage.get_trial(trial_id)
-            if step >= self.first_step and pruner.prune(study, trial):
-                return Decision(step, _rungs(storage.get_trial(trial_id)))
-        return Decision(None, _rungs(storage.get_trial(trial_id)))
+            if step >= self.first_step and pruner.prune(study, storage.get_trial(trial_id)):
+                pruned_at = step
+                break
+        noted = storage.get_trial(trial_id).system_attrs
+        rungs = {key: value for key, value in noted.items() if key.startswith(RUNG)}
+        return Decision(pruned_at, rungs)
 
     def _pruner(self) -> Any:
         with quiet_optuna() as optuna:
@@ -281,7 +236,3 @@ def mean_evaluations(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:
     """The mean over the runs of a trial at each step at which all have been evaluated."""
     steps = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
     return {step: statistics.fmean(run[step] for run in runs) for step in steps}
-
-
-def _rungs(trial: Any) -> dict[str, float]:
-    return {key: value for key, value in trial.system_attrs.items() if key.startswith(RUNG)}

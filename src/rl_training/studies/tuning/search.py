@@ -6,18 +6,16 @@ batch, and results are told in the order of the trials. So a search that was kil
 
 from __future__ import annotations
 
-import signal
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from rl_training.studies.launching.driver import Driver, Outcome, Task
-from rl_training.studies.launching.launchers import Launcher
 from rl_training.studies.tuning.journal import (
     Decision,
-    Journal,
+    add_trial,
     copy_in_memory,
+    import_optuna,
     mean_evaluations,
     quiet_optuna,
     read_evaluations,
@@ -28,7 +26,7 @@ from rl_training.studies.tuning.stages import (
     complete_trials,
     failure_of,
     is_repeat,
-    tasks_by_setting,
+    runs_by_setting,
     trial_name,
 )
 from rl_training.studies.tuning.tune_plan import TunePlan
@@ -38,158 +36,155 @@ from rl_training.terminal.streams import tell
 MOST_RANDOM_TRIALS = 10
 
 
-@dataclass(frozen=True)
-class TrialEnd:
-    """How a trial ended."""
-
-    state: Any
-    value: float | None
-    notes: dict[str, Any] = field(default_factory=dict)
-    rungs: dict[str, float] = field(default_factory=dict)
-
-
 class Search:
-    """Runs the trials of a tuning."""
+    """Runs the trials of a tuning; `journal` is its study of Optuna."""
 
-    def __init__(self, plan: TunePlan, stage: Stage, journal: Journal, launcher: Launcher) -> None:
-        self.plan, self._stage, self._journal, self._launcher = plan, stage, journal, launcher
-        self.interrupted_by: signal.Signals | None = None
+    def __init__(self, plan: TunePlan, stage: Stage, journal: Any) -> None:
+        self.plan, self._stage, self._journal = plan, stage, journal
         self._distributions = {key.name: key.distribution() for key in plan.space}
         self._seen: dict[str, int] = {}
         """How many evaluations of each trial were looked at."""
 
-    def run(self) -> bool:
-        """Run what is left; returns whether all trials are over."""
+    def run(self) -> None:
+        """Run what is left; raises an `InterruptedStageError` if a signal stopped it."""
         settings = self.plan.settings
         for first in range(0, settings.trials, settings.batch):
             numbers = range(first, min(first + settings.batch, settings.trials))
             self._ask(numbers)
-            if all(trial.state.is_finished() for trial in self._batch(numbers)):
-                continue
-            if not self._try(numbers):
-                return False
-            tell(self._summary(numbers))
-        return True
+            if not all(trial.state.is_finished() for trial in self._batch(numbers)):
+                self._try(numbers)
+                tell(self._summary(numbers))
 
     def _batch(self, numbers: range) -> list[Any]:
-        return self._journal.trials()[numbers.start : numbers.stop]
+        trials: list[Any] = self._journal.trials[numbers.start : numbers.stop]
+        return trials
 
     def _ask(self, numbers: range) -> None:
         """Add the trials of a batch to the journal, as far as they are not in it."""
-        known = self._journal.trials()
+        known = self._journal.trials
         if len(known) >= numbers.stop:
             return
         proposals = self._propose(known[: numbers.start], numbers)
         for number in range(max(numbers.start, len(known)), numbers.stop):
-            notes = {"name": trial_name(number)}
-            self._journal.add(proposals[number], self._distributions, notes)
+            params = proposals[number - numbers.start]
+            add_trial(self._journal, params, self._distributions, {"name": trial_name(number)})
 
-    def _propose(self, decided: Sequence[Any], numbers: range) -> dict[int, dict[str, Any]]:
+    def _propose(self, decided: Sequence[Any], numbers: range) -> list[dict[str, Any]]:
         """The parameters of a whole batch; the same at every call."""
         import numpy
 
-        settings = self.plan.settings
+        settings, distributions = self.plan.settings, self._distributions
         seed = int(numpy.random.SeedSequence([settings.seed, numbers.start]).generate_state(1)[0])
         num_random = min(MOST_RANDOM_TRIALS, max(settings.batch, settings.trials // 3))
         keys = {key.name: key for key in self.plan.space}
-        found: dict[int, dict[str, Any]] = {}
+        found = [self.plan.defaults] if numbers.start == 0 else []
         with quiet_optuna() as optuna:
             sampler = optuna.samplers.TPESampler(
                 seed=seed, n_startup_trials=num_random, constant_liar=True
             )
-            defaults = [self.plan.defaults] if numbers.start == 0 else []
-            study = copy_in_memory(self.plan.name, decided, defaults, self._distributions, sampler)
-            found |= dict(enumerate(defaults))
-            for number in numbers[len(defaults) :]:
-                params = study.ask(self._distributions).params
-                found[number] = {name: keys[name].rounded(value) for name, value in params.items()}
+            study = copy_in_memory(self.plan.study.name, decided, found, distributions, sampler)
+            while len(found) < len(numbers):
+                params = study.ask(distributions).params
+                found.append({name: keys[name].rounded(value) for name, value in params.items()})
         return found
 
-    def _try(self, numbers: range) -> bool:
-        """Train a batch and tell its results in the order of the trials; False if a signal stopped it."""
-        trials = self._journal.trials()
+    def _try(self, numbers: range) -> None:
+        """Train a batch and tell its results in the order of the trials."""
+        trials = self._journal.trials
         originals = _originals(trials)
         settings = {
             trial_name(number): setting_of(self.plan.space, trials[number].params)
             for number in numbers
             if originals[number] == number and not trials[number].state.is_finished()
         }
-        wrong = self._stage.admit(settings, self._launcher)
+        wrong = self._stage.admit(settings)
         self._seen.clear()
-        driver = self._stage.drive(
-            settings, self._launcher, lambda driver: self._watch(driver, numbers)
-        )
-        if driver is not None and driver.interrupted_by is not None:
-            self.interrupted_by = driver.interrupted_by
-            return False
-        tasks = tasks_by_setting(driver)
+        names = settings.keys() - wrong.keys()
+        runs = self._stage.drive(names, lambda driver: self._watch(driver, numbers))
         for number in numbers:
+            name = trial_name(number)
             if trials[number].state.is_finished():
                 continue
             if originals[number] != number:
-                end = self._same_as(originals[number])
-            elif (name := trial_name(number)) in wrong:
-                end = TrialEnd(self._journal.states.FAIL, None, {"reason": wrong[name]})
+                self._repeat(number, originals[number])
+            elif name in wrong:
+                self._tell(number, "FAIL", notes={"reason": wrong[name]})
             else:
-                end = self._end(number, numbers, tasks[name])
-            self._journal.tell(number, end.state, end.value, notes=end.notes, rungs=end.rungs)
-        return True
+                self._end(number, numbers, runs[name].tasks)
 
     def _watch(self, driver: Driver, numbers: range) -> None:
         """Report new evaluations to the journal, and prune what the pruner gives up."""
-        tasks = tasks_by_setting(driver)
+        runs = runs_by_setting(driver)
         for number in numbers:
             name = trial_name(number)
-            if name not in tasks or all(task.outcome is Outcome.PRUNED for task in tasks[name]):
+            tasks = runs[name].tasks if name in runs else ()
+            if all(task.outcome is Outcome.PRUNED for task in tasks):
                 continue
-            values = self._evaluations(tasks[name])
+            values = self._evaluations(tasks)
             if len(values) == self._seen.get(name, 0):
                 continue
             self._seen[name] = len(values)
             decision = self._report(number, numbers, values)
             if decision.step is not None:
-                for task in tasks[name]:
+                for task in tasks:
                     driver.prune(task, f"behind the others at step {decision.step:,}")
 
     def _report(self, number: int, numbers: range, values: Mapping[int, float]) -> Decision:
         """Ask the pruner, and add the evaluations up to its decision to the journal."""
-        trials = self._journal.trials()
-        batch = trials[numbers.start : numbers.stop]
+        trials = self._journal.trials
         decision = self.plan.pruning.decide(
-            self.plan.name, trials[: numbers.start], batch, number, values
+            self.plan.study.name, trials[: numbers.start], self._batch(numbers), number, values
         )
-        last = max(values, default=0) if decision.step is None else decision.step
-        self._journal.report(
-            number, {step: value for step, value in values.items() if step <= last}
-        )
+        trial = trials[number]
+        for step, value in values.items():
+            is_before = decision.step is None or step <= decision.step
+            if is_before and step not in trial.intermediate_values:
+                self._journal._storage.set_trial_intermediate_value(trial._trial_id, step, value)
         return decision
 
-    def _end(self, number: int, numbers: range, tasks: Sequence[Task]) -> TrialEnd:
-        """The end of a trial, from its run folders: pruned by an evaluation, failed, or complete."""
-        states = self._journal.states
+    def _end(self, number: int, numbers: range, tasks: Sequence[Task]) -> None:
+        """Tell the end of a trial, from its run folders: pruned by an evaluation, failed, or complete."""
         values = self._evaluations(tasks)
         decision = self._report(number, numbers, values)
         if decision.step is not None:
             notes = {"reason": f"pruned at step {decision.step:,}"}
-            return TrialEnd(states.PRUNED, values[decision.step], notes, decision.rungs)
+            self._tell(number, "PRUNED", values[decision.step], notes, decision.rungs)
+            return
         reason = failure_of(tasks)
-        scores = [
-            task.info.last_eval
-            for task in tasks
-            if task.info is not None and task.info.last_eval is not None
-        ]
+        infos = [task.info for task in tasks if task.info is not None]
+        scores = [info.last_eval for info in infos if info.last_eval is not None]
         if reason is None and len(scores) == len(tasks):
-            return TrialEnd(states.COMPLETE, statistics.fmean(scores), rungs=decision.rungs)
-        reason = reason or "its last policy has no finite evaluation"
-        return TrialEnd(states.FAIL, None, {"reason": reason}, decision.rungs)
+            self._tell(number, "COMPLETE", statistics.fmean(scores), rungs=decision.rungs)
+            return
+        notes = {"reason": reason or "its last policy has no finite evaluation"}
+        self._tell(number, "FAIL", None, notes, decision.rungs)
 
-    def _same_as(self, number: int) -> TrialEnd:
-        """The end of a trial whose settings were tried before: it is not trained again."""
-        trial = self._journal.trials()[number]
-        notes = {"same_as": trial_name(number)}
+    def _repeat(self, number: int, original: int) -> None:
+        """Tell the end of a trial whose settings were tried before: it is not trained again."""
+        trial = self._journal.trials[original]
+        notes = {"same_as": trial_name(original)}
         if "reason" in trial.user_attrs:
             notes["reason"] = trial.user_attrs["reason"]
-        return TrialEnd(trial.state, trial.value, notes)
+        self._tell(number, trial.state.name, trial.value, notes)
+
+    def _tell(
+        self,
+        number: int,
+        state: str,
+        value: float | None = None,
+        notes: Mapping[str, Any] | None = None,
+        rungs: Mapping[str, float] | None = None,
+    ) -> None:
+        """Record the end of a trial; `rungs` are what a pruner noted of it."""
+        trial, storage = self._journal.trials[number], self._journal._storage
+        for key, item in (notes or {}).items():
+            storage.set_trial_user_attr(trial._trial_id, key, item)
+        for key, item in (rungs or {}).items():
+            if key not in trial.system_attrs:
+                storage.set_trial_system_attr(trial._trial_id, key, item)
+        ended = import_optuna().trial.TrialState[state]
+        values = None if value is None else [value]
+        storage.set_trial_state_values(trial._trial_id, ended, values)
 
     def _evaluations(self, tasks: Sequence[Task]) -> dict[int, float]:
         every = self.plan.eval_every_steps
@@ -197,29 +192,21 @@ class Search:
 
     def _summary(self, numbers: range) -> str:
         """The state of the search in one line."""
-        trials = self._journal.trials()[: numbers.stop]
+        trials = self._journal.trials[: numbers.stop]
         own = [trial for trial in trials if not is_repeat(trial)]
-        counts = [
-            (sum(trial.state == state for trial in own), word) for state, word in self._words()
-        ]
-        counts.append((len(trials) - len(own), "repeated"))
-        best = next(iter(complete_trials(trials)), None)
-        text = (
-            "none is complete"
-            if best is None
-            else f"best {trial_name(best.number)} {best.value:.1f}"
-        )
-        default = trials[0].value
-        text += (
-            f", default {default:.1f}"
-            if default is not None and best is not None and best.number
-            else ""
-        )
-        counted = "".join(f", {count} {word}" for count, word in counts if count)
+        text, default = "none is complete", trials[0].value
+        for best in complete_trials(trials)[:1]:
+            text = f"best {trial_name(best.number)} {best.value:.1f}"
+            if default is not None and best.number:
+                text += f", default {default:.1f}"
+        states = [trial.state.name for trial in own]
+        counts = {
+            "pruned": states.count("PRUNED"),
+            "failed": states.count("FAIL"),
+            "repeated": len(trials) - len(own),
+        }
+        counted = "".join(f", {count} {word}" for word, count in counts.items() if count)
         return f"trials {numbers.stop} of {self.plan.settings.trials}: {text}{counted}"
-
-    def _words(self) -> list[tuple[Any, str]]:
-        return [(self._journal.states.PRUNED, "pruned"), (self._journal.states.FAIL, "failed")]
 
 
 def _originals(trials: Sequence[Any]) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,11 +14,12 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, merge_layers
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.yaml_text import dump_yaml, parse_yaml
+from rl_training.studies.tuning.journal import quiet_optuna
 from rl_training.studies.tuning.ranges import search_spaces
 from rl_training.studies.variation import CHOSEN_BY_TUNING, Setting, identity, nested
 from rl_training.validation import check_key, suggest
 
-Asked = dict[str, dict[str, Any] | None]
+Asked = dict[str, Tune | None]
 """Keys to tune, each with its own search space, or None for its field's; none: every field that has one."""
 FORM = "write LOW..HIGH, LOW..HIGH:log, or values separated by commas"
 NOT_TUNED = {
@@ -56,44 +57,35 @@ class TunedKey:
     @classmethod
     def from_dict(cls, key: str, values: Mapping[str, Any]) -> TunedKey:
         """A key as it was stored."""
-        space = {
-            name: value for name, value in values.items() if name not in ("default", "schedule")
-        }
-        return cls(key, Tune.from_dict(space), values["default"], values.get("schedule"))
+        space = dict(values)
+        default, schedule = space.pop("default"), space.pop("schedule", None)
+        return cls(key, Tune.from_dict(space), default, schedule)
 
     def distribution(self) -> Any:
         """The values as a distribution of Optuna."""
-        from rl_training.studies.tuning.journal import quiet_optuna
-
         space = self.space
-        low, high = space.low, space.high
         with quiet_optuna() as optuna:
+            kinds = optuna.distributions
             if space.choices:
-                return optuna.distributions.CategoricalDistribution(
-                    [encode(choice) for choice in space.choices]
-                )
+                return kinds.CategoricalDistribution([encode(choice) for choice in space.choices])
+            low, high = space.ends
             if space.has_integers:
-                return optuna.distributions.IntDistribution(
-                    low, high, log=space.log, step=space.step or 1
-                )
-            return optuna.distributions.FloatDistribution(low, high, log=space.log, step=space.step)
+                return kinds.IntDistribution(low, high, log=space.log, step=space.step or 1)
+            return kinds.FloatDistribution(low, high, log=space.log, step=space.step)
 
     def rounded(self, value: Any) -> Any:
         """A sampled value with few digits, within the range: it is read by people and written in names."""
-        if (
-            self.space.choices
-            or isinstance(value, int)
-            or self.space.low is None
-            or self.space.high is None
-        ):
+        if self.space.choices or isinstance(value, int):
             return value
         if self.space.step is not None:
             return round(value, 12)
-        return min(max(float(f"{value:.{SIGNIFICANT_DIGITS}g}"), self.space.low), self.space.high)
+        low, high = self.space.ends
+        return min(max(float(f"{value:.{SIGNIFICANT_DIGITS}g}"), low), high)
 
     def setting(self, param: Any) -> Any:
         """The value of the configuration for a parameter of Optuna."""
-        value = decode(param, self.space)
+        choices = {identity(encode(choice)): choice for choice in self.space.choices}
+        value = choices.get(identity(param), param)
         return value if self.schedule is None else {**self.schedule, "start": value}
 
 
@@ -102,20 +94,10 @@ def setting_of(keys: Sequence[TunedKey], params: Mapping[str, Any]) -> Setting:
     return {key.key: key.setting(params[key.name]) for key in keys}
 
 
-def encode(value: Any) -> Any:
+def encode(choice: Any) -> Any:
     """A choice as Optuna stores it: lists and mappings as JSON text."""
-    return (
-        value
-        if value is None or isinstance(value, (bool, int, float, str))
-        else json.dumps(value, default=str)
-    )
-
-
-def decode(param: Any, space: Tune) -> Any:
-    """The inverse of `encode`, for a value of a search space."""
-    found = [choice for choice in space.choices if identity(encode(choice)) == identity(param)]
-    value = found[0] if found else param
-    return list(value) if isinstance(value, tuple) else value
+    is_plain = choice is None or isinstance(choice, (bool, int, float, str))
+    return choice if is_plain else json.dumps(choice, default=str)
 
 
 def full_key(name: str) -> str:
@@ -133,14 +115,8 @@ def full_key(name: str) -> str:
 
 def parse_asked(texts: Sequence[str]) -> Asked:
     """The keys of `--tune KEY` and `--tune KEY=SPACE`."""
-    asked: Asked = {}
-    for text in texts:
-        name, equals, space = text.partition("=")
-        key = full_key(name)
-        if key in asked:
-            raise ConfigError(f"'{name}' is given twice to --tune: remove one")
-        asked[key] = parse_space(space, name) if equals else None
-    return asked
+    parts = [text.partition("=") for text in texts]
+    return _by_key(((name, space if equals else None) for name, equals, space in parts), "--tune")
 
 
 def read_asked(value: Any) -> Asked:
@@ -151,153 +127,138 @@ def read_asked(value: Any) -> Asked:
         raise ConfigError(
             f"bad value {value!r:.80} for 'space': give a list of keys, or search spaces by key"
         )
+    return _by_key(value.items(), "'space'")
+
+
+def _by_key(spaces: Iterable[tuple[Any, Any]], where: str) -> Asked:
     asked: Asked = {}
-    for name, space in value.items():
+    for name, space in spaces:
         key = full_key(str(name))
         if key in asked:
-            raise ConfigError(f"'{name}' of 'space' is given twice: remove one")
-        if isinstance(space, str):
-            asked[key] = parse_space(space, str(name))
-        elif space is None or isinstance(space, (Mapping, list)):
-            given = {"choices": space} if isinstance(space, list) else space
-            asked[key] = None if given is None else Tune.from_dict(given).as_dict()
-        else:
-            raise ConfigError(
-                f"bad value {space!r} for 'space.{name}': {FORM}, or {{low: …, high: …}}"
-            )
+            raise ConfigError(f"'{name}' is given twice to {where}: remove one")
+        asked[key] = _read_space(space, name)
     return asked
 
 
-def parse_space(text: str, name: str) -> dict[str, Any]:
-    """The search space of `1e-5..1e-2:log` or `32,64,128`, as plain values."""
+def _read_space(value: Any, name: Any) -> Tune | None:
+    if isinstance(value, str):
+        return parse_space(value, str(name))
+    if isinstance(value, list):
+        value = {"choices": value}
+    if isinstance(value, Mapping):
+        return Tune.from_dict(value)
+    if value is not None:
+        raise ConfigError(f"bad value {value!r} for 'space.{name}': {FORM}, or {{low: …, high: …}}")
+    return None
+
+
+def parse_space(text: str, name: str) -> Tune:
+    """The search space that `1e-5..1e-2:log` or `32,64,128` means."""
     number = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
     match = re.fullmatch(rf"\s*({number})\.\.({number})(:log)?\s*", text)
     values: dict[str, Any]
     if match is not None:
         low, high = (parse_yaml(part, f"the range of '{name}'") for part in match.groups()[:2])
-        values = {"low": low, "high": high} | ({"log": True} if match[3] else {})
+        values = {"low": low, "high": high, "log": match[3] is not None}
     else:
         choices = parse_yaml(f"[{text}]", f"the values of '{name}' ({FORM})")
-        if len(choices) < 2 or any(
-            isinstance(choice, str) and ".." in choice for choice in choices
-        ):
+        has_range = any(isinstance(choice, str) and ".." in choice for choice in choices)
+        if len(choices) < 2 or has_range:
             raise ConfigError(f"bad value '{text}' for --tune {name}: {FORM}")
         values = {"choices": choices}
     try:
-        return Tune.from_dict(values).as_dict()
+        return Tune.from_dict(values)
     except ConfigError as error:
         raise ConfigError(f"--tune {name}: {error}") from None
 
 
 def resolve_space(
-    asked: Asked,
-    config: TrainConfig,
-    values: Mapping[str, Any],
-    spaces: Mapping[str, Any],
-    fixed: Collection[str],
+    asked: Asked, config: TrainConfig, fixed: Collection[str] = ()
 ) -> tuple[TunedKey, ...]:
-    """The keys to tune with their spaces and defaults.
-
-    `values` are the settings of the algorithm's config class, `spaces` its search spaces by field.
-    """
-    known = {f"{ALGO}{name}": Tune.from_dict(space) for name, space in spaces.items()}
+    """The keys to tune with their spaces and defaults; without `asked` every field that has a space."""
+    algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
+    spaces = search_spaces(algo_config, config.total_timesteps, config.num_envs)
+    known = {f"{ALGO}{name}": space for name, space in spaces.items()}
     if not asked:
         asked = {
             key: None for key, space in known.items() if not space.by_name and key not in fixed
         }
-    twice = [key for key in asked if key in fixed]
-    if twice:
-        raise ConfigError(f"'{twice[0]}' is given to --tune and to --fix: remove one")
     if not asked:
         raise ConfigError(
             f"{config.algo} has no search space left: add keys, such as --tune learning_rate=1e-5..1e-2"
         )
+    values = config.model_dump(mode="json")
+    values["algo_kwargs"] = algo_config.model_dump(mode="json")
     found = []
     for key, own in asked.items():
-        default = _default(key, config, values)
-        if own is None and key not in known:
+        if key in fixed:
+            raise ConfigError(f"'{key}' is given to --tune and to --fix: remove one")
+        default, space = _default(key, values), own or known.get(key)
+        if space is None:
             name = key.removeprefix(ALGO)
             raise ConfigError(
                 f"'{key}' has no search space of its own: give one, --tune {name}=SPACE ({FORM})"
             )
-        found.append(_tuned(key, known[key] if own is None else Tune.from_dict(own), default))
+        found.append(_tuned(key, space, default))
     return tuple(found)
 
 
-def _default(key: str, config: TrainConfig, values: Mapping[str, Any]) -> Any:
-    """The value of a key with the base configuration."""
-    section, _, rest = key.partition(".")
-    inside: Any = (
-        values
-        if section == "algo_kwargs"
-        else config.env_kwargs
-        if section == "env_kwargs"
-        else None
-    )
-    if inside is None:
-        return config.model_dump(mode="json")[section]
-    for part in rest.split("."):
-        if not isinstance(inside, Mapping) or part not in inside:
-            if section == "algo_kwargs":
-                names = inside if isinstance(inside, Mapping) else values
-                raise ConfigError(
-                    f"unknown key '{rest}' to tune for {config.algo}{suggest(part, names)}"
-                )
+def _default(key: str, values: Mapping[str, Any]) -> Any:
+    """The value of a key of the complete default configuration."""
+    inside: Any = values
+    for part in key.split("."):
+        if isinstance(inside, Mapping) and part in inside:
+            inside = inside[part]
+        elif key.startswith(ALGO):
+            names = inside if isinstance(inside, Mapping) else values["algo_kwargs"]
+            name, hint = key.removeprefix(ALGO), suggest(part, names)
+            raise ConfigError(f"unknown key '{name}' to tune for {values['algo']}{hint}")
+        else:
             raise ConfigError(
                 f"'{key}' has no default, which is trial 0: set one, such as {key}=VALUE"
             )
-        inside = inside[part]
     return inside
 
 
 def _tuned(key: str, space: Tune, default: Any) -> TunedKey:
     """A key whose search space includes its default."""
-    space, schedule = replace(space, by_name=False), None
-    has_mappings = any(
-        isinstance(choice, Mapping) for choice in space.choices
-    )  # whole schedules, not their start
-    if isinstance(default, Mapping) and {"kind", "start"} <= default.keys() and not has_mappings:
+    space, schedule = Tune.from_dict({**space.as_dict(), "by_name": False}), None
+    has_schedules = any(isinstance(choice, Mapping) for choice in space.choices)
+    if isinstance(default, Mapping) and {"kind", "start"} <= default.keys() and not has_schedules:
         schedule = {name: value for name, value in default.items() if name != "start"}
         default = default["start"]
     try:
-        return TunedKey(key, _widened(space, default), default, schedule)
+        widened = _with_choice(space, default) if space.choices else _with_number(space, default)
     except ConfigError as error:
         name = key.removeprefix(ALGO)
         raise ConfigError(f"the default {json.dumps(default, default=str)} of '{key}', which is trial 0, does not fit"
                           f" its search space {space.text}: {error}; set another ({key}=VALUE), or give --tune"
                           f" {name}=SPACE") from None  # fmt: skip
+    return TunedKey(key, widened, default, schedule)
 
 
-def _widened(space: Tune, default: Any) -> Tune:
-    if space.choices:
-        texts = [identity(decode(encode(choice), space)) for choice in space.choices]
-        is_known = (
-            any(_is_same(choice, default) for choice in space.choices) or identity(default) in texts
-        )
-        return space if is_known else replace(space, choices=(default, *space.choices))
-    if (
-        isinstance(default, bool)
-        or not isinstance(default, (int, float))
-        or not math.isfinite(default)
-    ):
+def _with_choice(space: Tune, default: Any) -> Tune:
+    """The choices, and the default if it is none of them: 1.0 is the same as 1, true is not."""
+    for choice in space.choices:
+        if choice == default and isinstance(choice, bool) == isinstance(default, bool):
+            return space
+    return replace(space, choices=(default, *space.choices))
+
+
+def _with_number(space: Tune, default: Any) -> Tune:
+    """The range, widened to the default if it is outside."""
+    is_number = isinstance(default, (int, float)) and not isinstance(default, bool)
+    if not is_number or not math.isfinite(default):
         raise ConfigError("it is not a number")
-    assert space.low is not None
-    assert space.high is not None
-    low, high = min(space.low, default), max(space.high, default)
+    low, high = space.ends
     if space.step is not None:
-        count = (default - space.low) / space.step
+        count = (default - low) / space.step
         if abs(count - round(count)) > 1e-9:
             raise ConfigError("it is between two steps")
+    low, high = min(low, default), max(high, default)
     if not space.has_integers:
         low, high = float(low), float(high)
     return replace(space, low=low, high=high)
-
-
-def _is_same(choice: Any, default: Any) -> bool:
-    """Whether two values are the same setting: 1 and 1.0 are, 1 and true are not."""
-    if isinstance(choice, (list, tuple)) and isinstance(default, (list, tuple)):
-        return list(choice) == list(default)
-    return bool(choice == default) and isinstance(choice, bool) == isinstance(default, bool)
 
 
 RESOLVER = f"{__name__}:resolve_asked"
@@ -307,9 +268,19 @@ INSIDE = 0.618
 between them."""
 
 
+def asked_values(asked: Asked) -> dict[str, Any]:
+    """The keys with their search spaces as plain values; `asked_from` is the inverse."""
+    return {key: None if space is None else space.as_dict() for key, space in asked.items()}
+
+
+def asked_from(values: Mapping[str, Any]) -> Asked:
+    """The inverse of `asked_values`."""
+    return {key: None if space is None else Tune.from_dict(space) for key, space in values.items()}
+
+
 def write_asked(asked: Asked, fixed: Sequence[str]) -> str:
     """What a worker needs to resolve a search space, as text."""
-    return dump_yaml({"asked": asked, "fixed": list(fixed)})
+    return dump_yaml({"asked": asked_values(asked), "fixed": list(fixed)})
 
 
 def resolve_asked(text: str, config: TrainConfig) -> str:
@@ -318,23 +289,19 @@ def resolve_asked(text: str, config: TrainConfig) -> str:
     Called in a worker process, with the default configuration.
     """
     values = parse_yaml(text, "the search space")
-    algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
-    spaces = search_spaces(algo_config, config.total_timesteps, config.num_envs)
-    defaults = algo_config.model_dump(mode="json")
-    known = {name: space.as_dict() for name, space in spaces.items()}
-    keys = resolve_space(values["asked"], config, defaults, known, values["fixed"])
+    keys = resolve_space(asked_from(values["asked"]), config, values["fixed"])
     for key in keys:
         check_values(key, config)
+    algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
     space = {key.key: key.as_dict() for key in keys}
-    return dump_yaml({"space": space, "eval_interval": defaults.get("eval_interval")})
+    return dump_yaml({"space": space, "eval_interval": algo_config.eval_interval})
 
 
 def read_resolved(text: str) -> tuple[tuple[TunedKey, ...], int | None]:
     """The search space, and the steps between two evaluations if they are set."""
     values = parse_yaml(text, "the search space")
-    return tuple(TunedKey.from_dict(key, item) for key, item in values["space"].items()), values[
-        "eval_interval"
-    ]
+    keys = (TunedKey.from_dict(key, item) for key, item in values["space"].items())
+    return tuple(keys), values["eval_interval"]
 
 
 def check_values(key: TunedKey, config: TrainConfig) -> None:
@@ -344,7 +311,7 @@ def check_values(key: TunedKey, config: TrainConfig) -> None:
         return
     spec = get_algorithm_spec(config.algo)
     for value in _checked_values(key):
-        setting = nested({key.key: key.setting(encode(value))})
+        setting = nested({key.key: key.setting(value)})
         merged, _ = merge_layers([("the base", config.model_dump()), ("the search space", setting)])
         try:
             if section == "algo_kwargs":
@@ -358,15 +325,13 @@ def check_values(key: TunedKey, config: TrainConfig) -> None:
             ) from None
 
 
-def _checked_values(key: TunedKey) -> list[Any]:
-    space: Tune = key.space
-    if space.low is None or space.high is None:
-        return list(space.choices)
-    ends = [space.low, space.high]
+def _checked_values(key: TunedKey) -> Sequence[Any]:
+    space = key.space
+    if space.choices:
+        return space.choices
+    low, high = space.ends
     if space.step is not None:
-        return [*ends, space.low + space.step]
-    return (
-        ends
-        if space.has_integers
-        else [*ends, key.rounded(space.low + INSIDE * (space.high - space.low))]
-    )
+        return low, high, low + space.step
+    if space.has_integers:
+        return low, high
+    return low, high, key.rounded(low + INSIDE * (high - low))

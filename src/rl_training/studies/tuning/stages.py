@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import signal
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from rl_training.errors import RLTrainingError
 from rl_training.studies.launching.driver import Driver, Outcome, Task
 from rl_training.studies.launching.launchers import Launcher, LocalLauncher, SettingsCheck
 from rl_training.studies.launching.progress import make_listener
-from rl_training.studies.launching.study import results_by_setting
-from rl_training.studies.plan import PLAN_FILE, StudyFolder, open_study, store_plan
+from rl_training.studies.launching.study import SettingResult, results_by_setting
+from rl_training.studies.plan import PLAN_FILE, open_study, store_plan
 from rl_training.studies.statistics import MeanComparison, MeanInterval, mean_interval
 from rl_training.studies.tuning.tune_plan import TunePlan
 from rl_training.studies.variation import Setting
@@ -30,6 +31,14 @@ def trial_name(number: int) -> str:
     return DEFAULT if number == 0 else f"trial-{number}"
 
 
+class InterruptedStageError(Exception):
+    """A signal stopped the runs of a stage; all are saved."""
+
+    def __init__(self, signal: signal.Signals) -> None:
+        super().__init__(signal.name)
+        self.signal = signal
+
+
 @dataclass(frozen=True)
 class Stage:
     """One stage of a tuning."""
@@ -38,94 +47,79 @@ class Stage:
     plan: TunePlan
     path: Path
     """Folder of its study."""
+    launcher: Launcher
 
-    def folder(self) -> StudyFolder | None:
-        """Its study; None if it has none yet."""
-        return open_study(self.path) if (self.path / PLAN_FILE).is_file() else None
+    def known(self) -> dict[str, tuple[Setting, int]]:
+        """The settings of the study by name, each with its PyTorch threads; none if it has not begun."""
+        if not (self.path / PLAN_FILE).is_file():
+            return {}
+        plan = open_study(self.path).plan
+        return dict(zip(plan.names, zip(plan.vary, plan.threads, strict=True), strict=True))
 
-    def threads(self) -> dict[str, int]:
-        """PyTorch threads of each setting of the study."""
-        stored = self.folder()
-        return (
-            {} if stored is None else dict(zip(stored.plan.names, stored.plan.threads, strict=True))
-        )
-
-    def admit(self, settings: Mapping[str, Setting], launcher: Launcher) -> dict[str, str]:
+    def admit(self, settings: Mapping[str, Setting]) -> dict[str, str]:
         """Check settings and add them to the study; returns why some cannot be trained, by name."""
-        known = self.threads()
+        known = self.known()
         new = {name: setting for name, setting in settings.items() if name not in known}
         if not new:
             return {}
-        runs = self.plan.study(self.name, new, ()).runs(self.path)
-        check = SettingsCheck(runs, self.plan.plugins, self.plan.callbacks)
-        if isinstance(launcher, LocalLauncher):
-            launcher.prepare(len(runs))
-        answers = dict(zip(new, check.answers(), strict=True))
-        wrong = {
-            name: str(answer["error"]).splitlines()[0]
-            for name, answer in answers.items()
-            if "error" in answer
-        }
-        right = {name: setting for name, setting in new.items() if name not in wrong}
-        self.add(right, {name: answers[name]["num_threads"] for name in right})
+        runs = self.plan.stage(self.name, new).runs(self.path)
+        check = SettingsCheck(runs, self.plan.study.plugins, self.plan.study.callbacks)
+        if isinstance(self.launcher, LocalLauncher):
+            self.launcher.prepare(len(runs))
+        wrong, right = {}, {}
+        for name, answer in zip(new, check.answers(), strict=True):
+            if "error" in answer:
+                wrong[name] = str(answer["error"]).splitlines()[0]
+            else:
+                right[name] = new[name], answer["num_threads"]
+        self.add(right)
         return wrong
 
-    def add(self, settings: Mapping[str, Setting], threads: Mapping[str, int]) -> None:
+    def add(self, settings: Mapping[str, tuple[Setting, int]]) -> None:
         """Add settings that were checked, with their threads, as far as the study does not have them."""
-        stored, known = self.folder(), self.threads()
-        new = {name: setting for name, setting in settings.items() if name not in known}
-        every = {
-            **({} if stored is None else dict(zip(known, stored.plan.vary, strict=True))),
-            **new,
-        }
-        if new:
-            counts = {**threads, **known}
-            plan = self.plan.study(self.name, every, tuple(counts.get(name, 1) for name in every))
-            store_plan(plan, self.path, is_extended=True)
+        known = self.known()
+        every = {**known, **{name: settings[name] for name in settings if name not in known}}
+        if len(every) > len(known):
+            vary = {name: setting for name, (setting, _) in every.items()}
+            threads = [count for _, count in every.values()]
+            store_plan(self.plan.stage(self.name, vary, threads), self.path, is_extended=True)
 
     def drive(
-        self,
-        names: Collection[str],
-        launcher: Launcher,
-        watch: Callable[[Driver], None] | None = None,
-    ) -> Driver | None:
-        """Train the runs of these settings; None if there are none. `watch` is called about once a second."""
-        folder = self.folder()
-        runs = [] if folder is None else [run for run in folder.runs() if run.setting in names]
-        if folder is None or not runs:
-            return None
-        launcher.threads_per_run = max(folder.plan.threads, default=1)
+        self, names: Collection[str], watch: Callable[[Driver], None] | None = None
+    ) -> dict[str, SettingResult]:
+        """Train the runs of these settings; returns them by name. `watch` is called about once a second.
+
+        Raises an `InterruptedStageError` if a signal stopped them.
+        """
+        if not names:
+            return {}
+        folder = open_study(self.path)
+        runs = [run for run in folder.runs() if run.setting in names]
+        self.launcher.threads_per_run = max(folder.plan.threads)
         listener = make_listener()
         try:
-            driver = Driver(runs, launcher, listener, folder)
+            driver = Driver(runs, self.launcher, listener, folder)
             if watch is not None:
                 driver.on_look = lambda: watch(driver)
             driver.run()
         finally:
             listener.close()
-        return driver
+        if driver.interrupted_by is not None:
+            raise InterruptedStageError(driver.interrupted_by)
+        return runs_by_setting(driver)
 
 
-def tasks_by_setting(driver: Driver | None) -> dict[str, list[Task]]:
+def runs_by_setting(driver: Driver) -> dict[str, SettingResult]:
     """The runs of a driver by the name of their setting."""
-    found: dict[str, list[Task]] = {}
-    for task in () if driver is None else driver.tasks:
-        found.setdefault(task.run.setting, []).append(task)
-    return found
+    return {result.setting: result for result in results_by_setting(driver.tasks)}
 
 
 def failure_of(tasks: Collection[Task]) -> str | None:
     """Why a setting's runs failed; None if none did."""
-    failed = [task for task in tasks if task.outcome in (Outcome.FAILED, Outcome.GIVEN_UP)]
-    return None if not failed else failed[0].reason or failed[0].outcome.value
-
-
-def scores_of(driver: Driver) -> Scores:
-    """The scores of all runs."""
-    return {
-        result.setting: {str(seed): score for seed, score in result.scores.items()}
-        for result in results_by_setting(driver.tasks)
-    }
+    for task in tasks:
+        if task.outcome in (Outcome.FAILED, Outcome.GIVEN_UP):
+            return task.reason or task.outcome.value
+    return None
 
 
 def complete_scores(scores: Scores) -> dict[str, list[float]]:
@@ -155,6 +149,11 @@ def complete_trials(trials: Sequence[Any]) -> list[Any]:
         trial for trial in trials if trial.state.name == "COMPLETE" and not is_repeat(trial)
     ]
     return sorted(complete, key=lambda trial: (-trial.value, trial.number))
+
+
+def count_of(count: int, noun: str) -> str:
+    """A number of things in words: `1 seed`, `5 seeds`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 ALPHA = 0.05
@@ -189,30 +188,27 @@ class Verdict:
 
 def verdict_of(winner: str, final: Scores) -> Verdict:
     """Compare the winner with the default on the final seeds."""
-    scores = complete_scores(final)
     if winner == DEFAULT:
-        return Verdict(
-            "default",
-            "the default won the race: no settings that were tried are better, keep it",
-            None,
-        )
+        sentence = "the default won the race: no settings that were tried are better, keep it"
+        return Verdict("default", sentence, None)
     from numpy.random import default_rng
 
     from rl_training.studies.statistics import compare_means
 
+    scores = complete_scores(final)
     found = compare_means({"": scores[winner]}, {"": scores[DEFAULT]}, default_rng(SEED))
-    count = len(scores[winner])
-    many = f"on {count} untouched seed{'' if count == 1 else 's'}: {difference_text(found)}"
+    where = f"on {count_of(len(scores[winner]), 'untouched seed')}: {difference_text(found)}"
     if found.smallest_p > ALPHA:
-        many += ", and so few can decide nothing"
+        where += ", and so few can decide nothing"
     if found.p_value > ALPHA:
-        sentence = f"not distinguishable from the default {many}; keep the default, or tune with more trials or seeds"
-        return Verdict("undecided", sentence, found)
-    if found.difference > 0:
-        return Verdict("better", f"the tuned settings are better than the default {many}", found)
-    return Verdict(
-        "worse", f"the tuned settings are worse than the default {many}; keep the default", found
-    )
+        kind, sentence = "undecided", f"not distinguishable from the default {where}"
+        sentence += "; keep the default, or tune with more trials or seeds"
+    elif found.difference > 0:
+        kind, sentence = "better", f"the tuned settings are better than the default {where}"
+    else:
+        kind, sentence = "worse", f"the tuned settings are worse than the default {where}"
+        sentence += "; keep the default"
+    return Verdict(kind, sentence, found)
 
 
 def warn_of_few_seeds(count: int) -> str | None:
@@ -221,10 +217,9 @@ def warn_of_few_seeds(count: int) -> str | None:
     if smallest <= ALPHA:
         return None
     enough = next(number for number in itertools.count(count) if _smallest_p(number) <= ALPHA)
-    many = f"{count} final seed{'' if count == 1 else 's'}"
     return (
-        f"{many} can decide nothing: the smallest possible p-value of {count} against {count} runs is {smallest:.2g};"
-        f" give --final-seeds {enough} or more"
+        f"{count_of(count, 'final seed')} can decide nothing: the smallest possible p-value of {count} against"
+        f" {count} runs is {smallest:.2g}; give --final-seeds {enough} or more"
     )
 
 

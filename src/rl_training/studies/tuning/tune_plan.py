@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,6 +25,9 @@ from rl_training.studies.tuning.search_space import (
     RESOLVER,
     Asked,
     TunedKey,
+    asked_from,
+    asked_values,
+    encode,
     full_key,
     read_asked,
     read_resolved,
@@ -74,46 +77,39 @@ class TuneSettings(FrozenConfig):
 class TunePlan:
     """A tuning on paper: what was asked for; once it is resolved, everything that decides its trials."""
 
-    name: str
-    base: dict[str, Any]
+    study: Plan
+    """The default configuration as a study of one run, with the name and the code of the tuning."""
     asked: Asked
     settings: TuneSettings
-    """How much is tried."""
     fixed: tuple[str, ...] = ()
     """Keys that are not tuned."""
-    plugins: tuple[str, ...] = ()
-    callbacks: tuple[str, ...] = ()
     space: tuple[TunedKey, ...] = ()
     """What is tuned; empty: not resolved yet."""
     eval_interval: int | None = None
     """Steps between two evaluations, as the algorithm's settings say; None: a tenth of the run."""
-    working_dir: str = ""
 
     @classmethod
     def from_file(cls, path: Path) -> tuple[TunePlan, Path]:
         """What a study file with a `tune` block asks for, and the folder that holds the tuning's folder."""
         study, block, output_dir = read_tune_file(path)
-        settings = TuneSettings(
-            **{key: value for key, value in block.items() if key not in ("space", "fix")}
-        )
-        fixed = block.get("fix", {})
+        space, fixed = block.pop("space", {}), block.pop("fix", {})
+        settings = TuneSettings(**block)
         if not isinstance(fixed, Mapping):
             raise ConfigError(
                 f"bad value {fixed!r} for 'fix' of the tuning: should be a mapping of keys to values"
             )
-        asked = read_asked(block.get("space", {}))
-        plan = cls(study.name, study.base, asked, settings, (), study.plugins, study.callbacks)
-        return plan.fix(fixed), output_dir
+        return cls(study, read_asked(space), settings).fix(fixed), output_dir
 
     def fix(self, values: Mapping[str, Any]) -> TunePlan:
         """The same tuning with settings that are not tuned, given by key."""
         keys = {full_key(str(key)): value for key, value in values.items()}
-        base, _ = merge_layers([("the base", self.base), ("--fix", nested(keys, "--fix"))])
-        return replace(self, base=base, fixed=tuple(dict.fromkeys([*self.fixed, *keys])))
+        base, _ = merge_layers([("the base", self.study.base), ("--fix", nested(keys, "--fix"))])
+        fixed = tuple(dict.fromkeys([*self.fixed, *keys]))
+        return replace(self, study=replace(self.study, base=base), fixed=fixed)
 
     def config(self) -> TrainConfig:
         """The default configuration."""
-        return resolve_config([("base", self.base)]).config
+        return resolve_config([("base", self.study.base)]).config
 
     def resolved(self) -> TunePlan:
         """The plan with its space: the default configuration and the space are checked in a worker process."""
@@ -121,15 +117,15 @@ class TunePlan:
             raise ConfigError(
                 "missing key 'env_id': trials are compared by evaluations, which need an environment"
             )
-        runs = Plan(self.name, self.base, ({},), (0,), self.plugins, self.callbacks).runs(
-            Path(self.name)
-        )
+        study = replace(self.study, working_dir=str(Path.cwd()))
         question = RESOLVER, write_asked(self.asked, self.fixed)
-        answer = SettingsCheck(runs, self.plugins, self.callbacks, question=question).answers()[0]
+        runs = study.runs(Path(study.name))
+        check = SettingsCheck(runs, study.plugins, study.callbacks, question=question)
+        (answer,) = check.answers()
         if "error" in answer:
             raise ConfigError(answer["error"].splitlines()[0])
         space, interval = read_resolved(answer["answer"])
-        return replace(self, space=space, eval_interval=interval, working_dir=str(Path.cwd()))
+        return replace(self, study=study, space=space, eval_interval=interval)
 
     @property
     def total_steps(self) -> int:
@@ -149,49 +145,47 @@ class TunePlan:
     @property
     def defaults(self) -> dict[str, Any]:
         """The parameters of trial 0, by name."""
-        from rl_training.studies.tuning.search_space import encode
-
         return {key.name: encode(key.default) for key in self.space}
 
     def seeds(self, stage: str) -> tuple[int, ...]:
-        """The seeds of a stage; two stages share none."""
+        """The seeds of a stage; no seed is in two stages."""
         settings = self.settings
-        count = {
+        counts = {
             "search": settings.seeds_per_trial,
             "race": settings.race_seeds,
             "final": settings.final_seeds,
-        }[stage]
+        }
         first = SEEDS_APART * settings.seed + STAGE_SEEDS[stage]
-        return tuple(range(first, first + count))
+        return tuple(range(first, first + counts[stage]))
 
-    def study(self, stage: str, settings: Mapping[str, Setting], threads: tuple[int, ...]) -> Plan:
-        """The study of a stage, with settings by name."""
-        return Plan(
-            stage,
-            self.base,
-            tuple(settings.values()),
-            self.seeds(stage),
-            self.plugins,
-            self.callbacks,
-            threads=threads,
-            working_dir=self.working_dir,
+    def stage(
+        self, stage: str, settings: Mapping[str, Setting], threads: Sequence[int] = ()
+    ) -> Plan:
+        """The study of a stage; `settings` by name, and the PyTorch threads of each if they are known."""
+        return replace(
+            self.study,
+            name=stage,
+            vary=tuple(settings.values()),
+            seeds=self.seeds(stage),
+            threads=tuple(threads),
             names=tuple(settings),
         )
 
     def values(self) -> dict[str, Any]:
         """The plan as stored."""
+        study = self.study
         return {
-            "name": self.name,
-            "base": self.base,
-            "asked": self.asked,
+            "name": study.name,
+            "base": study.base,
+            "asked": asked_values(self.asked),
             "fixed": list(self.fixed),
             **self.settings.model_dump(),
             "space": {key.key: key.as_dict() for key in self.space},
             "eval_interval": self.eval_interval,
             "seeds": {stage: list(self.seeds(stage)) for stage in STAGE_SEEDS},
-            "plugins": list(self.plugins),
-            "callbacks": list(self.callbacks),
-            "working_dir": self.working_dir,
+            "plugins": list(study.plugins),
+            "callbacks": list(study.callbacks),
+            "working_dir": study.working_dir,
         }
 
     @classmethod
@@ -199,16 +193,12 @@ class TunePlan:
         """The inverse of `values`."""
         try:
             return cls(
-                str(values["name"]),
-                dict(values["base"]),
-                dict(values["asked"]),
+                Plan.from_values({**values, "vary": [{}], "seeds": 0, "threads": []}),
+                asked_from(values["asked"]),
                 TuneSettings(**{name: values[name] for name in TuneSettings.model_fields}),
                 tuple(values["fixed"]),
-                tuple(values["plugins"]),
-                tuple(values["callbacks"]),
                 tuple(TunedKey.from_dict(key, item) for key, item in values["space"].items()),
                 values["eval_interval"],
-                str(values["working_dir"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"the stored plan is damaged: {error}") from None
@@ -224,7 +214,7 @@ def plan_tuning(
 ) -> TunePlan:
     """A tuning of a base configuration."""
     study = make_plan(name, [base], plugins=plugins, callbacks=callbacks, reserved=CHOSEN_BY_TUNING)
-    return TunePlan(study.name, study.base, asked, settings, (), plugins, callbacks)
+    return TunePlan(study, asked, settings)
 
 
 def default_name(config: TrainConfig) -> str:
@@ -250,33 +240,31 @@ def find_plan(asked: TunePlan, path: Path) -> TunePlan:
     differences = _differences(stored, asked)
     if differences:
         raise ConfigError(
-            f"tuning '{stored.name}' began with another plan ('{path}'): {'; '.join(differences)}. Give --name NAME"
-            " to begin another"
+            f"tuning '{stored.study.name}' began with another plan ('{path}'): {'; '.join(differences)}. Give --name"
+            " NAME to begin another"
         )
-    return replace(
-        stored, plugins=asked.plugins, callbacks=asked.callbacks
-    )  # the code that it imports may have moved
+    # The code that it imports may have moved.
+    plugins, callbacks = asked.study.plugins, asked.study.callbacks
+    return replace(stored, study=replace(stored.study, plugins=plugins, callbacks=callbacks))
 
 
 def store_tuning(plan: TunePlan, path: Path) -> None:
     """Create the folder of a tuning with its plan; nothing happens if it is there."""
-    if (path / TUNE_FILE).is_file():
-        return
-    if not freeze(
-        path / TUNE_FILE, sign(dump_yaml(plan.values()))
-    ):  # another process began it at the same moment
-        find_plan(plan, path)
+    file = path / TUNE_FILE
+    if not file.is_file() and not freeze(file, sign(dump_yaml(plan.values()))):
+        find_plan(plan, path)  # another process began it at the same moment
 
 
 def _differences(old: TunePlan, new: TunePlan) -> list[str]:
-    found = plan_differences(*(Plan(plan.name, plan.base, (), ()) for plan in (old, new)))
-    first, second = ({"asked": plan.asked, **plan.settings.model_dump()} for plan in (old, new))
+    found = plan_differences(old.study, new.study)
+    first, second = (
+        {"tune": asked_values(plan.asked), **plan.settings.model_dump()} for plan in (old, new)
+    )
     for key, value in first.items():
         if identity(value) != identity(second[key]):
-            name = {"asked": "--tune"}.get(key, f"--{key.replace('_', '-')}")
-            found.append(f"{name} was {value_text(value)} and is {value_text(second[key])}")
+            option = f"--{key.replace('_', '-')}"
+            found.append(f"{option} was {value_text(value)} and is {value_text(second[key])}")
     if {*old.fixed} != {*new.fixed}:
-        found.append(
-            f"--fix was of {', '.join(old.fixed) or 'nothing'} and is of {', '.join(new.fixed) or 'nothing'}"
-        )
+        was, now = (", ".join(plan.fixed) or "nothing" for plan in (old, new))
+        found.append(f"--fix was of {was} and is of {now}")
     return found

@@ -13,23 +13,22 @@ from typing import Any
 from rl_training.experiment.config import merge_layers
 from rl_training.experiment.yaml_text import dump_yaml, is_unedited, sign
 from rl_training.files import replace_synced, translate_write_errors
-from rl_training.studies.launching.driver import Driver
 from rl_training.studies.launching.launchers import Launcher
 from rl_training.studies.plan import driven_alone
-from rl_training.studies.tuning.journal import JOURNAL, Journal, import_optuna
+from rl_training.studies.tuning.journal import JOURNAL, import_optuna, open_journal
 from rl_training.studies.tuning.search import Search
 from rl_training.studies.tuning.search_space import setting_of
 from rl_training.studies.tuning.stages import (
     DEFAULT,
+    InterruptedStageError,
     Scores,
     Stage,
     StageError,
     TuneResult,
     best_of,
     complete_trials,
+    count_of,
     failure_of,
-    scores_of,
-    tasks_by_setting,
     trial_name,
     verdict_of,
 )
@@ -58,120 +57,93 @@ class Tuning:
             store_tuning(self.plan, self.path)
             with driven_alone(self.path, "tuning") as lease:
                 on_begin()
-                journal = Journal(self.path / JOURNAL, self.plan.name, lease.check)
-                search = Search(self.plan, self._stage("search"), journal, launcher)
-                if not search.run():
-                    self.interrupted_by = search.interrupted_by
+                journal = open_journal(self.path / JOURNAL, self.plan.study.name, lease.check)
+                try:
+                    return self._finish(journal, launcher)
+                except InterruptedStageError as stop:
+                    self.interrupted_by = stop.signal
                     return None
-                race = self._race(journal, launcher)
-                final = None if race is None else self._final(journal, launcher, race)
-                if race is None or final is None:
-                    return None
-                return self._result(journal, race, final)
 
-    def _stage(self, name: str) -> Stage:
-        return Stage(name, self.plan, self.path / name)
-
-    def settings(self, journal: Journal) -> dict[str, Setting]:
-        """The settings of all trials by name."""
-        return {
-            trial_name(trial.number): setting_of(self.plan.space, trial.params)
-            for trial in journal.trials()
+    def _finish(self, journal: Any, launcher: Launcher) -> TuneResult:
+        """Search, race and final."""
+        search = Stage("search", self.plan, self.path / "search", launcher)
+        Search(self.plan, search, journal).run()
+        trials = journal.trials
+        settings = {
+            trial_name(trial.number): setting_of(self.plan.space, trial.params) for trial in trials
         }
-
-    def _race(self, journal: Journal, launcher: Launcher) -> Scores | None:
-        """Scores of the best settings of the search and of the default, on fresh seeds."""
-        best = [
-            trial_name(trial.number) for trial in complete_trials(journal.trials()) if trial.number
-        ]
-        names = [DEFAULT, *best[: self.plan.settings.finalists]]
-        if "race" not in journal.notes():
-            count = len(names) - 1
-            with_default = (
-                f"{_many(count, 'finalist')} and the default" if count else "the default alone"
-            )
-            tell(f"race: {with_default} on {_many(len(self.plan.seeds('race')), 'fresh seed')}")
-        return self._train("race", names, journal, launcher, needs_all=False)
-
-    def _final(self, journal: Journal, launcher: Launcher, race: Scores) -> Scores | None:
-        """Scores of the winner and of the default, on seeds that nobody used."""
-        winner = _winner(race)
-        names = list(dict.fromkeys([winner, DEFAULT]))
-        if "final" not in journal.notes():
-            who = (
-                "the default won the race and runs alone"
-                if winner == DEFAULT
-                else f"{winner} against the default"
-            )
-            tell(
-                f"final: {who}, on {_many(len(self.plan.seeds('final')), 'seed')} that nobody used"
-            )
-        return self._train("final", names, journal, launcher, needs_all=True)
-
-    def _train(
-        self, stage: str, names: list[str], journal: Journal, launcher: Launcher, *, needs_all: bool
-    ) -> Scores | None:
-        """The scores of a stage; None if a signal stopped it. Once it is over it is noted in the journal."""
-        known = journal.notes().get(stage)
-        if known is not None:
-            return {name: dict(scores) for name, scores in known.items()}
-        settings = self.settings(journal)
-        place = self._stage(stage)
-        place.add({name: settings[name] for name in names}, self._stage("search").threads())
-        driver = place.drive(names, launcher)
-        assert driver is not None
-        if driver.interrupted_by is not None:
-            self.interrupted_by = driver.interrupted_by
-            return None
-        scores = scores_of(driver)
-        failed = _failures(driver)
-        if failed and (needs_all or best_of(scores) is None):
-            raise StageError(stage, failed)
-        journal.note(stage, scores)
-        return scores
-
-    def _result(self, journal: Journal, race: Scores, final: Scores) -> TuneResult:
-        winner = _winner(race)
-        settings = self.settings(journal)
+        race = self._train("race", _finalists(self.plan, trials), settings, journal, search)
+        winner = best_of(race)
+        assert winner is not None
+        both = list(dict.fromkeys([winner, DEFAULT]))
+        final = self._train("final", both, settings, journal, search)
         verdict = verdict_of(winner, final)
         chosen = winner if verdict.is_better else DEFAULT
-        text = [
-            f"# {chosen} of tuning {self.plan.name}: {describe(settings[chosen])}",
-            f"# {verdict.sentence}",
-        ]
-        values, _ = merge_layers([("base", self.plan.base), (chosen, nested(settings[chosen]))])
+        best = self._write_best(chosen, settings[chosen], verdict.sentence)
         first = self.path / BEST_FILE
-        best = self._write_best(first, sign("\n".join(text) + "\n" + dump_yaml(values)))
         edited = None if best == first else first
-        return TuneResult(
-            self.path, journal.trials(), settings, race, final, winner, verdict, best, edited
-        )
+        return TuneResult(self.path, trials, settings, race, final, winner, verdict, best, edited)
 
-    def _write_best(self, path: Path, text: str) -> Path:
+    def _train(
+        self,
+        name: str,
+        chosen: list[str],
+        settings: dict[str, Setting],
+        journal: Any,
+        search: Stage,
+    ) -> Scores:
+        """The scores of the race or of the final; once it is over they are noted in the journal."""
+        known = journal.user_attrs.get(name)
+        if known is not None:
+            return {setting: dict(scores) for setting, scores in known.items()}
+        tell(_announcement(self.plan, name, chosen))
+        stage = Stage(name, self.plan, self.path / name, search.launcher)
+        threads = {setting: count for setting, (_, count) in search.known().items()}
+        stage.add({setting: (settings[setting], threads.get(setting, 1)) for setting in chosen})
+        runs = stage.drive(chosen)
+        scores: Scores = {
+            setting: {str(seed): score for seed, score in result.scores.items()}
+            for setting, result in runs.items()
+        }
+        reasons = {setting: failure_of(result.tasks) for setting, result in runs.items()}
+        failed = {setting: reason for setting, reason in reasons.items() if reason is not None}
+        if failed and (name == "final" or best_of(scores) is None):
+            raise StageError(name, failed)
+        journal.set_user_attr(name, scores)
+        return scores
+
+    def _write_best(self, name: str, setting: Setting, sentence: str) -> Path:
         """Write the configuration to train with beside files that were edited, which are kept; returns its path."""
-        place, numbers = path, itertools.count(2)
+        study = self.plan.study
+        values, _ = merge_layers([("base", study.base), (name, nested(setting))])
+        head = f"# {name} of tuning {study.name}: {describe(setting)}\n# {sentence}\n"
+        path = place = self.path / BEST_FILE
+        numbers = itertools.count(2)
         with translate_write_errors(path):
             while place.is_file() and not is_unedited(
                 place.read_text(encoding="utf-8", errors="replace")
             ):
                 place = path.with_stem(f"{path.stem}-{next(numbers)}")
-            replace_synced(place, text.encode())
+            replace_synced(place, sign(head + dump_yaml(values)).encode())
         return place
 
 
-def _many(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def _finalists(plan: TunePlan, trials: list[Any]) -> list[str]:
+    """The default and the best settings of the search."""
+    best = [trial_name(trial.number) for trial in complete_trials(trials) if trial.number]
+    return [DEFAULT, *best[: plan.settings.finalists]]
 
 
-def _winner(race: Scores) -> str:
-    winner = best_of(race)
-    assert winner is not None
-    return winner
-
-
-def _failures(driver: Driver) -> dict[str, str]:
-    reasons = {name: failure_of(tasks) for name, tasks in tasks_by_setting(driver).items()}
-    return {name: reason for name, reason in reasons.items() if reason is not None}
+def _announcement(plan: TunePlan, stage: str, names: list[str]) -> str:
+    """What the race or the final will train, in one line."""
+    others, num_seeds = [name for name in names if name != DEFAULT], len(plan.seeds(stage))
+    if stage == "race":
+        finalists = f"{count_of(len(others), 'finalist')} and the default"
+        who = finalists if others else "the default alone"
+        return f"race: {who} on {count_of(num_seeds, 'fresh seed')}"
+    alone = "the default won the race and runs alone"
+    who = f"{others[0]} against the default" if others else alone
+    return f"final: {who}, on {count_of(num_seeds, 'seed')} that nobody used"
 
 
 def trial_values(trial: Any) -> dict[str, Any]:
