@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import gymnasium as gym
@@ -19,6 +18,7 @@ from rl_training.envs.parallel.vector import MakeEnv, make_limited, make_member
 from rl_training.envs.parallel.workers import AsyncPool
 from rl_training.envs.single.resumable import ResumableEnv, Step
 from rl_training.envs.state.attributes import is_same
+from rl_training.errors import EnvError
 from rl_training.experiment.codec import pack, unpack
 
 NUM_POINTS = 12
@@ -79,11 +79,12 @@ def check_resume(
     for point, state in zip(points, states, strict=True):
         with closing(ResumableEnv(make())) as restored:
             inexact_reasons += restored.restore(state)[1]
-            expected = taken[point : point + STEPS_COMPARED]
-            differences += islice(_differences(restored, point, actions[point:], expected), 1)
+            found = _first_difference(restored.step, actions[point:], taken[point:])
+            differences += [(found[0], point, found[1])] if found else []
     if in_new_process:
         with closing(AsyncPool(partial(make_member, make), 1)) as pool:
-            inexact_reasons += _restore_elsewhere(pool, points[-1], states[-1], actions, taken)
+            found_elsewhere = _restore_elsewhere(pool, points[-1], states[-1], actions, taken)
+        inexact_reasons += [found_elsewhere] if found_elsewhere else []
     for after, point, what in sorted(differences)[:1]:
         count = "1 step" if after == 1 else f"{after} steps"
         inexact_reasons.append(f"{what} differs {count} after a restore at step {point}")
@@ -94,21 +95,39 @@ def check_resume(
 
 def _restore_elsewhere(
     pool: Pool, point: int, state: Any, actions: Sequence[Any], taken: Sequence[Step]
-) -> Iterator[str]:
-    """Differences from the uninterrupted steps after a restore in a new process."""
+) -> str | None:
+    """The difference from the uninterrupted steps after a restore in a new process; None if there is none."""
     if pool.start():  # the environment cannot be created in another process
-        return
-    answer: Any = pool.run_one(0, "restore", state)
-    for index in range(point, min(point + STEPS_COMPARED, len(actions))):
-        if not isinstance(answer, Fault):
-            answer = pool.run_one(0, "step", actions[index])
+        return None
+
+    def ask(command: str, value: Any) -> Any:
+        answer = pool.run_one(0, command, value)
         if isinstance(answer, Fault):
-            yield f"in a new process, {answer.what}"
-            return
+            raise EnvError(f"in a new process, {answer.what}")
+        return answer
+
+    try:
+        ask("restore", state)
+        found = _first_difference(partial(ask, "step"), actions[point:], taken[point:])
+    except EnvError as error:
+        return str(error)
+    if found is None:
+        return None
+    after, what = found
+    return f"{what} differs at step {point + after} in a new process, restored at step {point}"
+
+
+def _first_difference(
+    step: Callable[[Any], Step], actions: Sequence[Any], expected: Sequence[Step]
+) -> tuple[int, str] | None:
+    """How many steps it takes until one differs from the expected one, and in which value; None if none does."""
+    pairs = zip(actions[:STEPS_COMPARED], expected, strict=False)
+    for count, (action, wanted) in enumerate(pairs, start=1):
+        answer = step(action)
         for name, words in NAMES.items():
-            if not is_same(getattr(taken[index], name), getattr(answer, name)):
-                yield f"{words} differs at step {index + 1} in a new process, restored at step {point}"
-                return
+            if not is_same(getattr(wanted, name), getattr(answer, name)):
+                return count, words
+    return None
 
 
 def sample_actions(action_space: gym.Space[Any], steps: int, seed: int) -> list[Any]:
@@ -129,11 +148,8 @@ def choose_points(ends: Sequence[int], steps: int, num_points: int = NUM_POINTS)
 
 
 def _find_ends(make: MakeEnv, actions: Sequence[Any], seed: int) -> list[int]:
-    return [
-        index
-        for index, step in enumerate(_take_actions(make, actions, seed)[0])
-        if step.terminated or step.truncated
-    ]
+    taken, _, _ = _take_actions(make, actions, seed)
+    return [index for index, step in enumerate(taken) if step.terminated or step.truncated]
 
 
 def _take_actions(
@@ -148,26 +164,10 @@ def _take_actions(
             if index in points:
                 tensors: dict[str, torch.Tensor] = {}
                 text = json.dumps(pack(env.state(), tensors))
-                states.append(
-                    unpack(
-                        json.loads(text), {name: tensor.clone() for name, tensor in tensors.items()}
-                    )
-                )
+                # Tensors may share memory with the environment.
+                states.append(unpack(json.loads(text), copy.deepcopy(tensors)))
             taken.append(copy.deepcopy(env.step(action)))  # the environment may reuse its arrays
-        method = (
-            "its own get_state and set_state"
-            if env.has_custom_state
-            else "replaying the episode's actions"
-        )
+        method = "replaying the episode's actions"
+        if env.has_custom_state:
+            method = "its own get_state and set_state"
     return taken, states, method
-
-
-def _differences(
-    env: ResumableEnv, point: int, actions: Sequence[Any], expected: Sequence[Step]
-) -> Iterator[tuple[int, int, str]]:
-    """Number of steps after `point`, `point`, and the name of each value that differs from the expected one."""
-    for count, (action, wanted) in enumerate(zip(actions, expected, strict=False), start=1):
-        step = env.step(action)
-        for name, words in NAMES.items():
-            if not is_same(getattr(wanted, name), getattr(step, name)):
-                yield count, point, words
