@@ -32,10 +32,7 @@ from rl_training.studies.tuning.search_space import (
     encode,
     parse_asked,
     parse_space,
-    read_resolved,
-    resolve_asked,
     resolve_space,
-    write_asked,
 )
 from rl_training.studies.tuning.stages import verdict_of, warn_of_few_seeds
 from rl_training.studies.tuning.tune_plan import TunePlan, find_plan, open_tuning, store_tuning
@@ -185,14 +182,11 @@ def test_a_value_that_is_never_valid_is_refused_with_its_key(tuned: str, fault: 
         resolved(tuned)
 
 
-def resolved(*tuned: str, algo_kwargs: dict[str, Any] | None = None) -> dict[str, TunedKey]:
+def resolved(*tuned: str) -> dict[str, TunedKey]:
     """The search space of DQN, whose learning rate falls."""
     rate = {"kind": "linear", "start": 0.001, "end": 0.0}
-    config = TrainConfig(
-        algo="dqn", env_id="Any-v0", algo_kwargs={"learning_rate": rate, **(algo_kwargs or {})}
-    )
-    space, _ = read_resolved(resolve_asked(write_asked(parse_asked(tuned), ()), config))
-    return {key.name: key for key in space}
+    config = TrainConfig(algo="dqn", env_id="Any-v0", algo_kwargs={"learning_rate": rate})
+    return {key.name: key for key in resolve_space(parse_asked(tuned), config)}
 
 
 def test_values_that_do_not_fit_others_are_left_to_the_trials() -> None:

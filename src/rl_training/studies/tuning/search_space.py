@@ -13,7 +13,7 @@ from rl_training.algorithms.tune import Tune
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, merge_layers
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.yaml_text import dump_yaml, parse_yaml
+from rl_training.experiment.yaml_text import parse_yaml
 from rl_training.studies.tuning.journal import quiet_optuna
 from rl_training.studies.tuning.ranges import search_spaces
 from rl_training.studies.variation import CHOSEN_BY_TUNING, Setting, identity, nested
@@ -31,6 +31,9 @@ NOT_TUNED = {
 """Keys of a run's configuration that a tuning decides by itself."""
 ALGO = "algo_kwargs."
 SIGNIFICANT_DIGITS = 4
+INSIDE = 0.618
+"""Where in a range a further value is checked: a setting of whole numbers may have valid ends and refuse what is
+between them."""
 
 
 @dataclass(frozen=True)
@@ -141,15 +144,15 @@ def _by_key(spaces: Iterable[tuple[Any, Any]], where: str) -> Asked:
 
 
 def _read_space(value: Any, name: Any) -> Tune | None:
+    if value is None:
+        return None
     if isinstance(value, str):
         return parse_space(value, str(name))
-    if isinstance(value, list):
-        value = {"choices": value}
-    if isinstance(value, Mapping):
-        return Tune.from_dict(value)
-    if value is not None:
+    given = {"choices": value} if isinstance(value, list) else value
+    space = Tune.from_dict(given) if isinstance(given, Mapping) else Tune()
+    if space.is_empty:
         raise ConfigError(f"bad value {value!r} for 'space.{name}': {FORM}, or {{low: …, high: …}}")
-    return None
+    return space
 
 
 def parse_space(text: str, name: str) -> Tune:
@@ -175,7 +178,10 @@ def parse_space(text: str, name: str) -> Tune:
 def resolve_space(
     asked: Asked, config: TrainConfig, fixed: Collection[str] = ()
 ) -> tuple[TunedKey, ...]:
-    """The keys to tune with their spaces and defaults; without `asked` every field that has a space."""
+    """The keys to tune with their spaces and defaults; without `asked` every field that has a space.
+
+    A `ConfigError` names a value that its setting never accepts.
+    """
     algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
     spaces = search_spaces(algo_config, config.total_timesteps, config.num_envs)
     known = {f"{ALGO}{name}": space for name, space in spaces.items()}
@@ -199,7 +205,9 @@ def resolve_space(
             raise ConfigError(
                 f"'{key}' has no search space of its own: give one, --tune {name}=SPACE ({FORM})"
             )
-        found.append(_tuned(key, space, default))
+        tuned = _tuned(key, space, default)
+        _check_values(tuned, config)
+        found.append(tuned)
     return tuple(found)
 
 
@@ -261,68 +269,23 @@ def _with_number(space: Tune, default: Any) -> Tune:
     return replace(space, low=low, high=high)
 
 
-RESOLVER = f"{__name__}:resolve_asked"
-"""What a worker process calls, by name."""
-INSIDE = 0.618
-"""Where in a range a further value is checked: a setting of whole numbers may have valid ends and refuse what is
-between them."""
-
-
-def asked_values(asked: Asked) -> dict[str, Any]:
-    """The keys with their search spaces as plain values; `asked_from` is the inverse."""
-    return {key: None if space is None else space.as_dict() for key, space in asked.items()}
-
-
-def asked_from(values: Mapping[str, Any]) -> Asked:
-    """The inverse of `asked_values`."""
-    return {key: None if space is None else Tune.from_dict(space) for key, space in values.items()}
-
-
-def write_asked(asked: Asked, fixed: Sequence[str]) -> str:
-    """What a worker needs to resolve a search space, as text."""
-    return dump_yaml({"asked": asked_values(asked), "fixed": list(fixed)})
-
-
-def resolve_asked(text: str, config: TrainConfig) -> str:
-    """The resolved search space as text, for `read_resolved`; a `ConfigError` names a value that is never valid.
-
-    Called in a worker process, with the default configuration.
-    """
-    values = parse_yaml(text, "the search space")
-    keys = resolve_space(asked_from(values["asked"]), config, values["fixed"])
-    for key in keys:
-        check_values(key, config)
-    algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
-    space = {key.key: key.as_dict() for key in keys}
-    return dump_yaml({"space": space, "eval_interval": algo_config.eval_interval})
-
-
-def read_resolved(text: str) -> tuple[tuple[TunedKey, ...], int | None]:
-    """The search space, and the steps between two evaluations if they are set."""
-    values = parse_yaml(text, "the search space")
-    keys = (TunedKey.from_dict(key, item) for key, item in values["space"].items())
-    return tuple(keys), values["eval_interval"]
-
-
-def check_values(key: TunedKey, config: TrainConfig) -> None:
+def _check_values(key: TunedKey, config: TrainConfig) -> None:
     """Refuse a search space with a value that the setting never accepts; arguments of environments are not known."""
     section, *path = key.key.split(".")
     if section == "env_kwargs":
         return
-    spec = get_algorithm_spec(config.algo)
+    spec, base = get_algorithm_spec(config.algo), ("the base", config.model_dump())
     for value in _checked_values(key):
         setting = nested({key.key: key.setting(value)})
-        merged, _ = merge_layers([("the base", config.model_dump()), ("the search space", setting)])
+        merged, _ = merge_layers([base, ("the search space", setting)])
         try:
             if section == "algo_kwargs":
                 check_key(spec.config_class(), merged["algo_kwargs"], tuple(path), spec.name)
             else:
                 TrainConfig(**merged)
         except ConfigError as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigError(
-                f"the search space of '{key.name}' has an invalid value: {reason}"
-            ) from None
+            start = f"the search space of '{key.name}' has an invalid value"
+            raise ConfigError(f"{start}: {str(error).splitlines()[0]}") from None
 
 
 def _checked_values(key: TunedKey) -> Sequence[Any]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from rl_training.algorithms.tune import Tune
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import (
     TrainConfig,
@@ -16,22 +17,19 @@ from rl_training.experiment.config import (
     merge_layers,
     resolve_config,
 )
+from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.run_folder import safe_name
-from rl_training.experiment.yaml_text import dump_yaml, sign
+from rl_training.experiment.yaml_text import dump_yaml, parse_yaml, sign
 from rl_training.studies.launching.launchers import SettingsCheck
 from rl_training.studies.plan import Plan, freeze, make_plan, plan_differences, read_tune_file
 from rl_training.studies.tuning.journal import Pruning
 from rl_training.studies.tuning.search_space import (
-    RESOLVER,
     Asked,
     TunedKey,
-    asked_from,
-    asked_values,
     encode,
     full_key,
     read_asked,
-    read_resolved,
-    write_asked,
+    resolve_space,
 )
 from rl_training.studies.variation import CHOSEN_BY_TUNING, Setting, identity, nested, value_text
 from rl_training.validation import FrozenConfig, suggest
@@ -117,15 +115,13 @@ class TunePlan:
             raise ConfigError(
                 "missing key 'env_id': trials are compared by evaluations, which need an environment"
             )
-        study = replace(self.study, working_dir=str(Path.cwd()))
-        question = RESOLVER, write_asked(self.asked, self.fixed)
-        runs = study.runs(Path(study.name))
-        check = SettingsCheck(runs, study.plugins, study.callbacks, question=question)
+        plan = replace(self, study=replace(self.study, working_dir=str(Path.cwd())))
+        runs, question = plan.study.runs(Path(plan.study.name)), (RESOLVER, plan.text())
+        check = SettingsCheck(runs, plan.study.plugins, plan.study.callbacks, question=question)
         (answer,) = check.answers()
         if "error" in answer:
             raise ConfigError(answer["error"].splitlines()[0])
-        space, interval = read_resolved(answer["answer"])
-        return replace(self, study=study, space=space, eval_interval=interval)
+        return TunePlan.from_values(parse_yaml(answer["answer"], "the plan"))
 
     @property
     def total_steps(self) -> int:
@@ -171,13 +167,19 @@ class TunePlan:
             names=tuple(settings),
         )
 
+    def asked_values(self) -> dict[str, Any]:
+        """What is asked to be tuned, as stored."""
+        return {
+            key: None if space is None else space.as_dict() for key, space in self.asked.items()
+        }
+
     def values(self) -> dict[str, Any]:
         """The plan as stored."""
         study = self.study
         return {
             "name": study.name,
             "base": study.base,
-            "asked": asked_values(self.asked),
+            "asked": self.asked_values(),
             "fixed": list(self.fixed),
             **self.settings.model_dump(),
             "space": {key.key: key.as_dict() for key in self.space},
@@ -188,13 +190,20 @@ class TunePlan:
             "working_dir": study.working_dir,
         }
 
+    def text(self) -> str:
+        """The plan as YAML."""
+        return dump_yaml(self.values())
+
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> TunePlan:
         """The inverse of `values`."""
         try:
             return cls(
                 Plan.from_values({**values, "vary": [{}], "seeds": 0, "threads": []}),
-                asked_from(values["asked"]),
+                {
+                    key: None if space is None else Tune.from_dict(space)
+                    for key, space in values["asked"].items()
+                },
                 TuneSettings(**{name: values[name] for name in TuneSettings.model_fields}),
                 tuple(values["fixed"]),
                 tuple(TunedKey.from_dict(key, item) for key, item in values["space"].items()),
@@ -202,6 +211,18 @@ class TunePlan:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"the stored plan is damaged: {error}") from None
+
+
+RESOLVER = f"{__name__}:resolve"
+"""What a worker process calls, by name."""
+
+
+def resolve(text: str, config: TrainConfig) -> str:
+    """Resolve a plan, as text; called in a worker process, with the default configuration."""
+    plan = TunePlan.from_values(parse_yaml(text, "the plan"))
+    space = resolve_space(plan.asked, config, plan.fixed)
+    algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
+    return replace(plan, space=space, eval_interval=algo_config.eval_interval).text()
 
 
 def plan_tuning(
@@ -251,14 +272,14 @@ def find_plan(asked: TunePlan, path: Path) -> TunePlan:
 def store_tuning(plan: TunePlan, path: Path) -> None:
     """Create the folder of a tuning with its plan; nothing happens if it is there."""
     file = path / TUNE_FILE
-    if not file.is_file() and not freeze(file, sign(dump_yaml(plan.values()))):
+    if not file.is_file() and not freeze(file, sign(plan.text())):
         find_plan(plan, path)  # another process began it at the same moment
 
 
 def _differences(old: TunePlan, new: TunePlan) -> list[str]:
     found = plan_differences(old.study, new.study)
     first, second = (
-        {"tune": asked_values(plan.asked), **plan.settings.model_dump()} for plan in (old, new)
+        {"tune": plan.asked_values(), **plan.settings.model_dump()} for plan in (old, new)
     )
     for key, value in first.items():
         if identity(value) != identity(second[key]):
