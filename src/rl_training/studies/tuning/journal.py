@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import ConfigError, RLTrainingError, install_extra
+from rl_training.experiment.logs import read_lines
 from rl_training.files import translate_write_errors
 from rl_training.terminal.streams import tell
 
@@ -221,14 +222,11 @@ def read_evaluations(run_dir: Path, every_steps: int) -> dict[int, float]:
     Runs with other rollout lengths evaluate a little later; by the step that was due they can be compared.
     """
     found: dict[int, float] = {}
-    with contextlib.suppress(OSError):
-        text = (run_dir / "evaluations.jsonl").read_text(encoding="utf-8", errors="replace")
-        for line in text.split("\n")[:-1]:  # what follows the last line break is incomplete
-            with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
-                values = json.loads(line)
-                mean = statistics.fmean(values["returns"])
-                if math.isfinite(mean):
-                    found.setdefault(values["global_step"] // every_steps * every_steps, mean)
+    for values in read_lines(run_dir / "evaluations.jsonl"):
+        with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
+            mean = statistics.fmean(values["returns"])
+            if math.isfinite(mean):
+                found.setdefault(values["global_step"] // every_steps * every_steps, mean)
     return found
 
 

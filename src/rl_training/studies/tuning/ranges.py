@@ -10,24 +10,35 @@ from typing import Any
 
 from rl_training.algorithms.tune import Tune
 
+
+def one_of(*choices: Any) -> Tune:
+    """Choices that are tried by default."""
+    return Tune(choices=choices)
+
+
+def one_if_named(*choices: Any) -> Tune:
+    """Choices that are tried only if the setting is named."""
+    return Tune(choices=choices, by_name=True)
+
+
 SIZES = ((64, 64), (128, 128), (256, 256), (400, 300))
-ON_OR_OFF = Tune(choices=(False, True), by_name=True)
-POLYAK = Tune(choices=(0.001, 0.005, 0.01, 0.02, 0.05, 0.08))
-TEMPERATURE = Tune(choices=("auto", 0.05, 0.1, 0.2), by_name=True)
-OWN_SIZES = Tune(choices=(None, *SIZES), by_name=True)
-OWN_RATE = Tune(choices=(None, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3), by_name=True)
+ON_OR_OFF = one_if_named(False, True)
+POLYAK = one_of(0.001, 0.005, 0.01, 0.02, 0.05, 0.08)
+TEMPERATURE = one_if_named("auto", 0.05, 0.1, 0.2)
+OWN_SIZES = one_if_named(None, *SIZES)
+OWN_RATE = one_if_named(None, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 BUILT_IN = "rl_training.algorithms."
 """Beginning of the modules whose classes are in the table."""
 RANGES: Mapping[str, Mapping[str, Tune]] = {
     "AlgorithmConfig": {
         "learning_rate": Tune(1e-5, 1e-2, log=True),
-        "gamma": Tune(choices=(0.9, 0.95, 0.98, 0.99, 0.995, 0.999)),
-        "hidden_sizes": Tune(choices=SIZES),
-        "activation": Tune(choices=("relu", "tanh", "silu", "gelu", "elu"), by_name=True),
+        "gamma": one_of(0.9, 0.95, 0.98, 0.99, 0.995, 0.999),
+        "hidden_sizes": one_of(*SIZES),
+        "activation": one_if_named("relu", "tanh", "silu", "gelu", "elu"),
         "layer_norm": ON_OR_OFF,
-        "adam_beta1": Tune(choices=(0.0, 0.5, 0.9, 0.95), by_name=True),
-        "adam_beta2": Tune(choices=(0.9, 0.99, 0.999), by_name=True),
-        "weight_decay": Tune(choices=(0.0, 1e-4, 1e-3, 1e-2, 0.1), by_name=True),
+        "adam_beta1": one_if_named(0.0, 0.5, 0.9, 0.95),
+        "adam_beta2": one_if_named(0.9, 0.99, 0.999),
+        "weight_decay": one_if_named(0.0, 1e-4, 1e-3, 1e-2, 0.1),
     },
     "ActorCriticConfig": {
         "actor_hidden_sizes": OWN_SIZES,
@@ -36,24 +47,24 @@ RANGES: Mapping[str, Mapping[str, Tune]] = {
         "critic_learning_rate": OWN_RATE,
     },
     "OnPolicyConfig": {
-        "num_steps": Tune(choices=(32, 64, 128, 256, 512, 1024, 2048)),
+        "num_steps": one_of(32, 64, 128, 256, 512, 1024, 2048),
     },
     "OffPolicyConfig": {
-        "buffer_capacity": Tune(choices=(10_000, 100_000, 1_000_000), by_name=True),
-        "batch_size": Tune(choices=(32, 64, 128, 256, 512)),
-        "learning_starts": Tune(choices=(100, 1000, 5000, 10_000), by_name=True),
-        "train_frequency": Tune(choices=(1, 2, 4, 8, 16), by_name=True),
-        "gradient_steps": Tune(choices=(1, 2, 4, 8), by_name=True),
-        "n_step": Tune(choices=(1, 3, 5), by_name=True),
+        "buffer_capacity": one_if_named(10_000, 100_000, 1_000_000),
+        "batch_size": one_of(32, 64, 128, 256, 512),
+        "learning_starts": one_if_named(100, 1000, 5000, 10_000),
+        "train_frequency": one_if_named(1, 2, 4, 8, 16),
+        "gradient_steps": one_if_named(1, 2, 4, 8),
+        "n_step": one_if_named(1, 3, 5),
         "normalize_obs": ON_OR_OFF,
         "normalize_reward": ON_OR_OFF,
     },
     "OfflineConfig": {
         "normalize_obs": ON_OR_OFF,
-        "batch_size": Tune(choices=(64, 128, 256, 512, 1024)),
+        "batch_size": one_of(64, 128, 256, 512, 1024),
     },
     "A2CConfig": {
-        "num_steps": Tune(choices=(5, 8, 16, 32, 64, 128)),
+        "num_steps": one_of(5, 8, 16, 32, 64, 128),
     },
     "AWACConfig": {
         "awac_lambda": Tune(0.1, 3.0, log=True),
@@ -86,8 +97,8 @@ RANGES: Mapping[str, Mapping[str, Tune]] = {
         "tau": POLYAK,
     },
     "OnPolicyActorCriticConfig": {
-        "gae_lambda": Tune(choices=(0.8, 0.9, 0.92, 0.95, 0.98, 0.99, 1.0)),
-        "ent_coef": Tune(choices=(0.0, 1e-4, 1e-3, 3e-3, 0.01, 0.03)),
+        "gae_lambda": one_of(0.8, 0.9, 0.92, 0.95, 0.98, 0.99, 1.0),
+        "ent_coef": one_of(0.0, 1e-4, 1e-3, 3e-3, 0.01, 0.03),
         "vf_coef": Tune(0.2, 1.0, by_name=True),
         "max_grad_norm": Tune(0.3, 5.0, log=True, by_name=True),
         "normalize_advantage": ON_OR_OFF,
@@ -96,13 +107,13 @@ RANGES: Mapping[str, Mapping[str, Tune]] = {
         "log_std_init": Tune(-3.0, 1.0, by_name=True),
     },
     "PPOConfig": {
-        "update_epochs": Tune(choices=(3, 5, 10, 20)),
-        "minibatch_size": Tune(choices=(32, 64, 128, 256, 512)),
-        "clip_coef": Tune(choices=(0.1, 0.2, 0.3, 0.4)),
-        "target_kl": Tune(choices=(None, 0.01, 0.03, 0.1), by_name=True),
+        "update_epochs": one_of(3, 5, 10, 20),
+        "minibatch_size": one_of(32, 64, 128, 256, 512),
+        "clip_coef": one_of(0.1, 0.2, 0.3, 0.4),
+        "target_kl": one_if_named(None, 0.01, 0.03, 0.1),
     },
     "QRDQNConfig": {
-        "num_quantiles": Tune(choices=(25, 50, 100, 200)),
+        "num_quantiles": one_of(25, 50, 100, 200),
     },
     "SACBaseConfig": {
         "alpha": TEMPERATURE,
@@ -112,7 +123,7 @@ RANGES: Mapping[str, Mapping[str, Tune]] = {
     },
     "TD3BaseConfig": {
         "policy_noise": Tune(0.0, 0.5, by_name=True),
-        "policy_delay": Tune(choices=(1, 2, 4), by_name=True),
+        "policy_delay": one_if_named(1, 2, 4),
         "tau": POLYAK,
     },
     "TD3Config": {
