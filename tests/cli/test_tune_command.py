@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from study_tools import write_study
 from tune_tools import BASE, PAID, SMALL
 
 from rl_training.cli import main
-from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.studies.tuning.tune_plan import open_tuning
 
 DQN = ("tune", "dqn", "CartPole-v1")
@@ -22,16 +22,9 @@ Refuse = Callable[..., str]
 
 def write(**changes: Any) -> str:
     """Write `small.yaml`, a study file with a tune block; a value of None leaves its key out."""
-    values = {
-        "name": "small",
-        "base": BASE,
-        "tune": {**SMALL, "space": {"env_kwargs.pay": [1.0, 1.5]}},
-        **changes,
-    }
-    Path("small.yaml").write_text(
-        dump_yaml({key: value for key, value in values.items() if value is not None})
-    )
-    return "small.yaml"
+    tune = {**SMALL, "space": {"env_kwargs.pay": [1.0, 1.5]}}
+    no_study = {"vary": None, "seeds": None}
+    return str(write_study(Path(), **{"base": BASE, "tune": tune, **no_study, **changes}))
 
 
 @pytest.fixture(autouse=True)

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 from conftest import TRY_ALL
-from study_tools import start
+from study_tools import start, write_study
 from tune_tools import BASE, SMALL, InlineLauncher, outcome
 from warm import finish, wait_until
 
 from rl_training.experiment.ownership import is_alive, read_owner
-from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.studies.catalog import find_run_folders
 from rl_training.studies.tuning.tune_plan import TunePlan, find_plan
 from rl_training.studies.tuning.tuner import Tuning
@@ -36,11 +35,7 @@ def write_tuning(folder: Path) -> Path:
         "final_seeds": 1,
         "space": {"env_kwargs.pay": "0.5..2.0"},
     }
-    path = folder / "small.yaml"
-    path.write_text(
-        dump_yaml({"name": "small", "base": SLOW, "output_dir": str(folder / "runs"), "tune": tune})
-    )
-    return path
+    return write_study(folder, base=SLOW, tune=tune, vary=None, seeds=None)
 
 
 def workers(path: Path) -> list[int]:
@@ -53,7 +48,7 @@ def workers(path: Path) -> list[int]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The outcome of the tuning without any other process."""
     wanted, parent = TunePlan.from_file(write_tuning(tmp_path_factory.mktemp("undisturbed")))
-    path = parent / wanted.name
+    path = parent / wanted.study.name
     assert Tuning(find_plan(wanted, path), path).run(InlineLauncher()) is not None
     return outcome(path)
 

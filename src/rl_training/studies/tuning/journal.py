@@ -174,22 +174,16 @@ class Pruning:
         return -(-self.total_steps // 3)
 
     def decide(
-        self,
-        name: str,
-        decided: Sequence[Any],
-        batch: Sequence[Any],
-        number: int,
-        values: Mapping[int, float],
+        self, name: str, trials: Sequence[Any], first: int, number: int, values: Mapping[int, float]
     ) -> Decision:
         """Ask the pruner about each evaluation of trial `number` in turn; the first yes counts.
 
-        `decided` are the trials of earlier batches and `batch` the trials of its own, of which only the parameters are
-        used.
+        From the trial `first` on they are of its own batch: only their parameters are used.
         """
         if self.kind == "none" or not values or max(values) < self.first_step:
             return Decision()
-        params = [trial.params for trial in batch]
-        study = copy_in_memory(name, decided, params, batch[0].distributions)
+        params = [trial.params for trial in trials[first:]]
+        study = copy_in_memory(name, trials[:first], params, trials[number].distributions)
         pruner, storage = self._pruner(), study._storage
         trial_id = study.trials[number]._trial_id
         pruned_at = None

@@ -51,13 +51,10 @@ class Search:
         for first in range(0, settings.trials, settings.batch):
             numbers = range(first, min(first + settings.batch, settings.trials))
             self._ask(numbers)
-            if not all(trial.state.is_finished() for trial in self._batch(numbers)):
+            batch = self._journal.trials[numbers.start : numbers.stop]
+            if not all(trial.state.is_finished() for trial in batch):
                 self._try(numbers)
                 tell(self._summary(numbers))
-
-    def _batch(self, numbers: range) -> list[Any]:
-        trials: list[Any] = self._journal.trials[numbers.start : numbers.stop]
-        return trials
 
     def _ask(self, numbers: range) -> None:
         """Add the trials of a batch to the journal, as far as they are not in it."""
@@ -132,10 +129,10 @@ class Search:
     def _report(self, number: int, numbers: range, values: Mapping[int, float]) -> Decision:
         """Ask the pruner, and add the evaluations up to its decision to the journal."""
         trials = self._journal.trials
+        trial, name = trials[number], self.plan.study.name
         decision = self.plan.pruning.decide(
-            self.plan.study.name, trials[: numbers.start], self._batch(numbers), number, values
+            name, trials[: numbers.stop], numbers.start, number, values
         )
-        trial = trials[number]
         for step, value in values.items():
             is_before = decision.step is None or step <= decision.step
             if is_before and step not in trial.intermediate_values:
