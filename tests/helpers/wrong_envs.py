@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,18 +10,19 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
-SPACES: dict[str, Callable[[], gym.Space]] = {
-    "box": lambda: Box(-1.0, 1.0, (2,), np.float32),
-    "image": lambda: Box(0, 255, (2,), np.uint8),
-    "dict": lambda: Dict(a=Box(-1.0, 1.0, (2,), np.float32), b=Discrete(3)),
-    "tuple": lambda: Tuple([Box(-1.0, 1.0, (2,), np.float32), Discrete(3)]),
-    "discrete": lambda: Discrete(3),
+BOX, ZEROS = Box(-1.0, 1.0, (2,), np.float32), np.zeros(2, np.float32)
+SPACES = {
+    "box": BOX,
+    "image": Box(0, 255, (2,), np.uint8),
+    "dict": Dict(a=BOX, b=Discrete(3)),
+    "tuple": Tuple([BOX, Discrete(3)]),
+    "discrete": Discrete(3),
 }
 GOOD = {
-    "box": np.zeros(2, np.float32),
+    "box": ZEROS,
     "image": np.zeros(2, np.uint8),
-    "dict": {"a": np.zeros(2, np.float32), "b": 1},
-    "tuple": (np.zeros(2, np.float32), 1),
+    "dict": {"a": ZEROS, "b": 1},
+    "tuple": (ZEROS, 1),
     "discrete": 1,
 }
 OBSERVATIONS: dict[str, tuple[str, Any, str]] = {
@@ -36,7 +38,7 @@ OBSERVATIONS: dict[str, tuple[str, Any, str]] = {
     "dtype": ("image", np.zeros(2), "its observation is of float64, its space of uint8"),
     "missing key": (
         "dict",
-        {"a": np.zeros(2, np.float32)},
+        {"a": ZEROS},
         "its observation has no part 'b', only 'a'",
     ),
     "inner shape": (
@@ -47,7 +49,7 @@ OBSERVATIONS: dict[str, tuple[str, Any, str]] = {
     "no dict": ("dict", np.zeros(3, np.float32), "its space Dict"),
     "short tuple": (
         "tuple",
-        (np.zeros(2, np.float32),),
+        (ZEROS,),
         "its observation has 1 parts, its space 2",
     ),
     "fraction": ("discrete", 1.5, "its observation is of float64, its space of int64"),
@@ -91,7 +93,7 @@ class Wrong(gym.Env):
     def __init__(self, case: str, after: int = 1) -> None:
         self.case, self.after, self.total, self.time = case, after, 0, 0
         self.kind = OBSERVATIONS[case][0] if case in OBSERVATIONS else "box"
-        self.observation_space, self.action_space = SPACES[self.kind](), Discrete(2)
+        self.observation_space, self.action_space = copy.deepcopy(SPACES[self.kind]), Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -102,9 +104,9 @@ class Wrong(gym.Env):
     def step(self, action: Any) -> Any:
         self.total += 1
         self.time += 1
-        good = GOOD[self.kind]
-        if self.total >= self.after and self.case in OBSERVATIONS:
-            return OBSERVATIONS[self.case][1], 1.0, False, self.time >= 4, {}
-        if self.total >= self.after and self.case in STEPS:
-            return STEPS[self.case][0](good)
-        return good, 1.0, False, self.time >= 4, {}
+        obs, is_wrong = GOOD[self.kind], self.total >= self.after
+        if is_wrong and self.case in STEPS:
+            return STEPS[self.case][0](obs)
+        if is_wrong and self.case in OBSERVATIONS:
+            obs = OBSERVATIONS[self.case][1]
+        return obs, 1.0, False, self.time >= 4, {}
