@@ -192,20 +192,17 @@ def _asked(options: TuneOptions) -> tuple[TunePlan, Path]:
 
     words = options.words or []
     plan, parent = _plan_of_file(words, options) if _names_file(words) else _plan_of_words(options)
-    given = {name: getattr(options, name) for name in TuneSettings.model_fields}
-    given = {name: value for name, value in given.items() if value is not None}
+    settings = plan.settings.model_dump()
+    given = {name: getattr(options, name) for name in settings}
+    settings |= {name: value for name, value in given.items() if value is not None}
     study = dataclasses.replace(
         plan.study,
         name=make_plan(options.name or plan.study.name, []).name,  # checked
         plugins=tuple(dict.fromkeys([*plan.study.plugins, *(options.plugin or ())])),
         callbacks=tuple(dict.fromkeys([*plan.study.callbacks, *(options.callback or ())])),
     )
-    plan = dataclasses.replace(
-        plan,
-        study=study,
-        asked=parse_asked(options.tune) if options.tune else plan.asked,
-        settings=TuneSettings(**{**plan.settings.model_dump(), **given}),
-    )
+    asked = parse_asked(options.tune) if options.tune else plan.asked
+    plan = dataclasses.replace(plan, study=study, asked=asked, settings=TuneSettings(**settings))
     return plan.fix(_parse_fixed(options.fix or [])), options.output_dir or parent
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -75,30 +75,30 @@ def check_resume(
     points = choose_points(ends, steps, num_points)
     taken, states, method = _take_actions(make, actions, seed, points)
     inexact_reasons: list[str] = []
-    differences: list[tuple[int, int, str]] = []
+    differences = []
     for point, state in zip(points, states, strict=True):
         with closing(ResumableEnv(make())) as restored:
             inexact_reasons += restored.restore(state)[1]
             found = _first_difference(restored.step, actions[point:], taken[point:])
-            differences += [(found[0], point, found[1])] if found else []
+        if found is not None:
+            after, what = found
+            differences.append((after, point, what))
     if in_new_process:
         with closing(AsyncPool(partial(make_member, make), 1)) as pool:
-            found_elsewhere = _restore_elsewhere(pool, points[-1], states[-1], actions, taken)
-        inexact_reasons += [found_elsewhere] if found_elsewhere else []
+            inexact_reasons += _restore_elsewhere(pool, points[-1], states[-1], actions, taken)
     for after, point, what in sorted(differences)[:1]:
         count = "1 step" if after == 1 else f"{after} steps"
         inexact_reasons.append(f"{what} differs {count} after a restore at step {point}")
-    return ResumeCheck(
-        len(points), len(ends), length_limit, method, tuple(dict.fromkeys(inexact_reasons))
-    )
+    reasons = tuple(dict.fromkeys(inexact_reasons))
+    return ResumeCheck(len(points), len(ends), length_limit, method, reasons)
 
 
 def _restore_elsewhere(
     pool: Pool, point: int, state: Any, actions: Sequence[Any], taken: Sequence[Step]
-) -> str | None:
-    """The difference from the uninterrupted steps after a restore in a new process; None if there is none."""
+) -> Iterator[str]:
+    """The difference from the uninterrupted steps after a restore in a new process."""
     if pool.start():  # the environment cannot be created in another process
-        return None
+        return
 
     def ask(command: str, value: Any) -> Any:
         answer = pool.run_one(0, command, value)
@@ -110,11 +110,11 @@ def _restore_elsewhere(
         ask("restore", state)
         found = _first_difference(partial(ask, "step"), actions[point:], taken[point:])
     except EnvError as error:
-        return str(error)
-    if found is None:
-        return None
-    after, what = found
-    return f"{what} differs at step {point + after} in a new process, restored at step {point}"
+        yield str(error)
+        return
+    if found is not None:
+        after, what = found
+        yield f"{what} differs at step {point + after} in a new process, restored at step {point}"
 
 
 def _first_difference(

@@ -101,7 +101,7 @@ def check_act(case: AlgorithmCase) -> None:
 
 @check
 def check_masks(case: AlgorithmCase) -> None:
-    """With `obeys_masks`, no invalid action is taken, and an update gives finite metrics."""
+    """With `obeys_masks`, no invalid action is taken."""
     action = case.spaces.action
     if not case.algorithm_class.for_spaces(case.spaces).obeys_masks or not action.choices:
         return

@@ -34,6 +34,7 @@ from rl_training.studies.variation import identity
 from rl_training.terminal.streams import tell
 
 MOST_RANDOM_TRIALS = 10
+NO_DECISION = Decision()
 
 
 class Search:
@@ -105,7 +106,7 @@ class Search:
             if originals[number] != number:
                 self._repeat(number, originals[number])
             elif name in wrong:
-                self._tell(number, "FAIL", notes={"reason": wrong[name]})
+                self._tell(number, "FAIL", reason=wrong[name])
             else:
                 self._end(number, numbers, runs[name].tasks)
 
@@ -143,18 +144,17 @@ class Search:
         """Tell the end of a trial, from its run folders: pruned by an evaluation, failed, or complete."""
         values = self._evaluations(tasks)
         decision = self._report(number, numbers, values)
-        if decision.step is not None:
-            notes = {"reason": f"pruned at step {decision.step:,}"}
-            self._tell(number, "PRUNED", values[decision.step], notes, decision.rungs)
-            return
         reason = failure_of(tasks)
         infos = [task.info for task in tasks if task.info is not None]
         scores = [info.last_eval for info in infos if info.last_eval is not None]
-        if reason is None and len(scores) == len(tasks):
-            self._tell(number, "COMPLETE", statistics.fmean(scores), rungs=decision.rungs)
-            return
-        notes = {"reason": reason or "its last policy has no finite evaluation"}
-        self._tell(number, "FAIL", None, notes, decision.rungs)
+        if decision.step is not None:
+            reason = f"pruned at step {decision.step:,}"
+            self._tell(number, "PRUNED", values[decision.step], decision, reason=reason)
+        elif reason is None and len(scores) == len(tasks):
+            self._tell(number, "COMPLETE", statistics.fmean(scores), decision)
+        else:
+            reason = reason or "its last policy has no finite evaluation"
+            self._tell(number, "FAIL", None, decision, reason=reason)
 
     def _repeat(self, number: int, original: int) -> None:
         """Tell the end of a trial whose settings were tried before: it is not trained again."""
@@ -162,23 +162,23 @@ class Search:
         notes = {"same_as": trial_name(original)}
         if "reason" in trial.user_attrs:
             notes["reason"] = trial.user_attrs["reason"]
-        self._tell(number, trial.state.name, trial.value, notes)
+        self._tell(number, trial.state.name, trial.value, **notes)
 
     def _tell(
         self,
         number: int,
         state: str,
         value: float | None = None,
-        notes: Mapping[str, Any] | None = None,
-        rungs: Mapping[str, float] | None = None,
+        decision: Decision = NO_DECISION,
+        **notes: str,
     ) -> None:
-        """Record the end of a trial; `rungs` are what a pruner noted of it."""
+        """Record the end of a trial, with what a pruner noted of it."""
         trial, storage = self._journal.trials[number], self._journal._storage
-        for key, item in (notes or {}).items():
-            storage.set_trial_user_attr(trial._trial_id, key, item)
-        for key, item in (rungs or {}).items():
+        for key, note in notes.items():
+            storage.set_trial_user_attr(trial._trial_id, key, note)
+        for key, rung in decision.rungs.items():
             if key not in trial.system_attrs:
-                storage.set_trial_system_attr(trial._trial_id, key, item)
+                storage.set_trial_system_attr(trial._trial_id, key, rung)
         ended = import_optuna().trial.TrialState[state]
         values = None if value is None else [value]
         storage.set_trial_state_values(trial._trial_id, ended, values)
