@@ -17,7 +17,7 @@ from rl_training.cli import main
 from rl_training.studies.tuning.tune_plan import open_tuning
 
 DQN = ("tune", "dqn", "CartPole-v1")
-Refuse = Callable[..., str]
+Refuse = Show = Callable[..., str]
 
 
 def write(**changes: Any) -> str:
@@ -117,6 +117,17 @@ def test_what_to_tune_is_asked_for(refuse: Refuse, words: list[str], message: st
     assert message in refuse("tune", *words)
 
 
+@pytest.fixture
+def show(capfd: pytest.CaptureFixture[str]) -> Show:
+    """Run the command line; returns what it prints."""
+
+    def show(*words: str) -> str:
+        assert main(list(words)) == 0
+        return capfd.readouterr().out
+
+    return show
+
+
 def test_a_missing_extra_is_named(refuse: Refuse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert refuse(*DQN) == 'tuning needs Optuna: pip install "rl-training[tune]"'
@@ -153,30 +164,23 @@ def test_a_study_file_that_cannot_be_tuned_is_refused(
     assert message in refuse("tune", write(**changes), *words)
 
 
-def test_a_dry_run_lists_the_space_and_the_budget(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_dry_run_lists_the_space_and_the_budget(show: Show) -> None:
     words = [*DQN, "--fix", "gamma=0.9", "--total-timesteps", "6000", "--trials", "6", "--dry-run"]
-    assert main(words) == 0
-    out = capfd.readouterr().out
+    out = show(*words)
     assert "learning_rate           0.0023      1e-05 to 0.01, log scale" in out
     assert "gamma" not in out
     assert "at most 36 runs, 216,000 steps; pruner median, not before step 2,000 of 6,000" in out
-    assert main([*words, "--json", "--tune", "batch_size=1..8"]) == 0
-    values = json.loads(capfd.readouterr().out)
+    values = json.loads(show(*words, "--json", "--tune", "batch_size=1..8"))
     assert values["warnings"] == []
     assert values["space"] == {"algo_kwargs.batch_size": {"low": 1, "high": 64, "default": 64}}
     assert values["num_runs"] == {"search": 6, "race": 20, "final": 10}
     assert list(Path().iterdir()) == []
 
 
-def test_a_dry_run_wraps_choices_that_are_mappings_and_warns_of_few_final_seeds(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_dry_run_wraps_choices_that_are_mappings_and_warns_of_few_final_seeds(show: Show) -> None:
     rates = "{kind: linear, start: 0.001, end: 0.0},{kind: cosine, start: 0.002, end: 0.0}"
     words = ["--tune", f"learning_rate=0.01,{rates}", "--total-timesteps", "1_000_000"]
-    assert main([*DQN, *words, "--final-seeds", "3", "--dry-run"]) == 0
-    out = capfd.readouterr().out
+    out = show(*DQN, *words, "--final-seeds", "3", "--dry-run")
     assert "0.01 | {kind: linear, start: 0.001, end: 0.0} |\n" in out
     assert "\n                        {kind: cosine, start: 0.002, end: 0.0}\n" in out
     assert "warning: 3 final seeds can decide nothing: the smallest possible p-value of 3\n" in out
@@ -207,7 +211,7 @@ def test_ctrl_c_during_the_check_of_settings_ends_the_worker_and_names_the_comma
 
 
 def test_tune_prints_the_result_and_writes_a_configuration_that_trains(
-    capfd: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str], show: Show
 ) -> None:
     block = {"trials": 2, "batch": 2, "finalists": 1, "race_seeds": 1, "final_seeds": 1}
     file = write(
@@ -220,27 +224,25 @@ def test_tune_prints_the_result_and_writes_a_configuration_that_trains(
     assert err.index("warning: 1 final seed can decide nothing") < err.index("trials 2 of 2")
     assert "optimistic: chosen among 2 settings" in out
     assert "final, on seeds that nobody used" in out
-    assert (
-        "written to runs/small/best.yaml: the default configuration" in out
-    )  # one final seed decides nothing
+    # One final seed decides nothing.
+    assert "written to runs/small/best.yaml: the default configuration" in out
     assert max(map(len, out.splitlines())) <= 80
     assert "to train with" not in err
     assert "Warning" not in err
     assert open_tuning(path).study.base["algo_kwargs"]["gamma"] == 0.9
-    assert main(["tune", file, "--json"]) == 0  # continues: nothing is left to train
-    values = json.loads(capfd.readouterr().out)
+    values = json.loads(show("tune", file, "--json"))  # continues: nothing is left to train
     assert [trial["state"] for trial in values["trials"]] == ["complete", "complete"]
     assert values["verdict"] in ("undecided", "default")
     assert values["search"]["is_optimistic"]
     assert values["num_settings"] == 2
-    check_edited_best(file, path, capfd)
+    check_edited_best(file, path, show)
     for stage in ("search", "race", "final"):
-        assert main(["study", "status", str(path / stage)]) == 0
-    assert main(["train", "--config", str(path / "best.yaml"), "--run-suffix", "again", "-q"]) == 0
+        show("study", "status", str(path / stage))
+    show("train", "--config", str(path / "best.yaml"), "--run-suffix", "again", "-q")
     assert PAID.rpartition(":")[2] in next(Path("runs").glob("*again")).name
 
 
-def check_edited_best(file: str, path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def check_edited_best(file: str, path: Path, show: Show) -> None:
     """Continue a finished tuning whose `best.yaml` was edited: it is kept, and the result is written beside it."""
     best, beside = path / "best.yaml", path / "best-2.yaml"
     text = best.read_text()
@@ -248,21 +250,17 @@ def check_edited_best(file: str, path: Path, capfd: pytest.CaptureFixture[str]) 
     edited = best.read_text()
     assert edited != text
     for _ in range(2):
-        assert main(["tune", file]) == 0
-        out, _ = capfd.readouterr()
-        assert out.endswith(
+        assert show("tune", file).endswith(
             f"{best} was edited and is kept as it is\nwritten to {beside}: the default configuration\n"
         )
         assert (best.read_text(), beside.read_text()) == (edited, text)
     assert not (path / "best-3.yaml").exists()
 
 
-def test_algos_shows_the_search_spaces(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["algos", "sac"]) == 0
-    out = capfd.readouterr().out
+def test_algos_shows_the_search_spaces(show: Show) -> None:
+    out = show("algos", "sac")
     assert "    tune: 1e-05 to 0.01, log scale\n" in out
     assert "    tune: auto | 0.05 | 0.1 | 0.2 (only if named: --tune KEY)\n" in out
-    assert main(["algos", "sac", "--json"]) == 0
-    values = json.loads(capfd.readouterr().out)
+    values = json.loads(show("algos", "sac", "--json"))
     assert values["learning_rate"]["tune"] == {"low": 1e-5, "high": 0.01, "log": True}
     assert values["eval_interval"]["tune"] is None

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,25 +45,17 @@ PAY = "env_kwargs.pay"
 LOW, HIGH = [float(seed) for seed in range(5)], [100.0 + seed for seed in range(5)]
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    level = optuna.logging.get_verbosity()
-    yield
-    optuna.logging.set_verbosity(level)
-
-
-def run(path: Path, wanted: TunePlan, dies_at: int = -1) -> tuple[Tuning, InlineLauncher, Any]:
-    """Run or continue a tuning in this process."""
-    tuning, launcher = Tuning(find_plan(wanted, path), path), InlineLauncher(dies_at)
-    return tuning, launcher, tuning.run(launcher)
+def run(path: Path, wanted: TunePlan, dies_at: int = -1) -> tuple[list[str], Any]:
+    """Run or continue a tuning in this process; returns the runs that were started, and the result."""
+    launcher = InlineLauncher(dies_at)
+    return launcher.started, Tuning(find_plan(wanted, path), path).run(launcher)
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, InlineLauncher, Any]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], Any]:
     """A small tuning from begin to end."""
     path = tmp_path_factory.mktemp("finished") / "small"
-    _, launcher, result = run(path, request())
-    return path, launcher, result
+    return path, *run(path, request())
 
 
 # Search spaces
@@ -245,11 +237,11 @@ def test_a_default_outside_of_its_space_widens_it_and_a_schedule_is_tuned_by_its
 
 
 def test_trial_zero_is_the_default_and_every_trial_is_an_ordinary_run(finished: Any) -> None:
-    path, launcher, result = finished
+    path, started, result = finished
     trials = open_journal(path).trials
     assert [trial.number for trial in trials] == list(range(SMALL["trials"]))
     assert trials[0].params == {PAY: 1.0}
-    assert launcher.started[0].endswith("__seed0__default")
+    assert started[0].endswith("__seed0__default")
     for trial in trials:
         (run_dir,) = (path / "search").glob(f"*seed0__{trial.user_attrs['name']}")
         assert load_config_file(run_dir / "config.yaml")["env_kwargs"]["pay"] == trial.params[PAY]
@@ -281,8 +273,8 @@ def test_a_tuning_that_died_before_a_run_continues_with_the_same_trials(
     path = tmp_path / "small"
     with pytest.raises(Death):
         run(path, request(), dies_at=3)
-    _, launcher, _ = run(path, request())
-    assert len(launcher.started) == len(finished[1].started) - 3
+    started, _ = run(path, request())
+    assert len(started) == len(finished[1]) - 3
     assert outcome(path) == outcome(finished[0])
 
 
@@ -307,8 +299,8 @@ def test_a_journal_whole_cut_torn_damaged_or_lost_anywhere_is_found_again_from_t
         if content is not None:
             journal.write_bytes(content)
         (path / "journal.log.lock").symlink_to(journal)  # of a process that died
-        _, launcher, again = run(path, request())
-        assert launcher.started == [], name
+        started, again = run(path, request())
+        assert started == [], name
         assert outcome(path) == outcome(first), name
         assert (again.verdict, again.final) == (result.verdict, result.final), name
         assert (path / "journal.damaged.log").exists() == (name in ("middle", "lost")), name
@@ -346,7 +338,7 @@ def test_a_failed_trial_has_its_reason_and_a_repeated_setting_is_not_trained_aga
     wanted = request(
         f"{PAY}=1.0,2.0", f"{length}=5,0", base=base, trials=10, batch=10, final_seeds=1
     )
-    _, launcher, result = run(tmp_path / "small", wanted)
+    started, result = run(tmp_path / "small", wanted)
     firsts: dict[str, Any] = {}
     for trial in result.trials:
         first = firsts.setdefault(str(trial.params), trial)
@@ -367,7 +359,7 @@ def test_a_failed_trial_has_its_reason_and_a_repeated_setting_is_not_trained_aga
             assert "bad value 0 for 'max_episode_steps'" in reason
         elif not is_right:
             assert "nan" in reason.lower()
-    trained = [name for name in launcher.started if "seed0__" in name]
+    trained = [name for name in started if "seed0__" in name]
     assert len(trained) == sum(trial.params[length] == 5 for trial in firsts.values())
     assert (result.winner, set(result.final)) == ("default", {"default"})
     assert "the default won the race" in result.verdict.sentence
@@ -377,7 +369,7 @@ def test_the_median_prunes_after_a_third_of_the_budget_and_pruned_runs_are_not_r
     tmp_path: Path,
 ) -> None:
     wanted = request(f"{PAY}=0.1..2.0", trials=6, batch=3, seeds_per_trial=2, final_seeds=1, seed=2)
-    _, launcher, result = run(tmp_path / "small", wanted)
+    started, result = run(tmp_path / "small", wanted)
     pruned = [trial for trial in result.trials if trial.state.name == "PRUNED"]
     complete = result.trials[:3]
     assert pruned
@@ -389,7 +381,7 @@ def test_the_median_prunes_after_a_third_of_the_budget_and_pruned_runs_are_not_r
         assert max(trial.intermediate_values) == 24
         assert trial.value == trial.intermediate_values[24]
         assert trial.value < sorted(other.intermediate_values[24] for other in complete)[1]
-    seeds = [name.split("__seed")[1].split("__")[0] for name in launcher.started]
+    seeds = [name.split("__seed")[1].split("__")[0] for name in started]
     # Each run once.
     assert Counter(seeds) == {"20000": 6, "20001": 6, "21000": 2, "22000": 2}
 
