@@ -21,6 +21,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config_file
 from rl_training.experiment.presets import list_presets
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
+from rl_training.studies.tuning import journal
 from rl_training.studies.tuning.journal import (
     Pruning,
     mean_evaluations,
@@ -293,12 +294,12 @@ def test_a_journal_whole_cut_torn_damaged_or_lost_anywhere_is_found_again_from_t
     contents["middle"] = b"".join([*lines[:4], b'{"op_code": oops}\n', *lines[5:]])
     path = tmp_path / "small"
     shutil.copytree(first, path)
-    journal = path / "journal.log"
+    log = path / "journal.log"
     for name, content in {**contents, "lost": None}.items():
-        journal.unlink()
+        log.unlink()
         if content is not None:
-            journal.write_bytes(content)
-        (path / "journal.log.lock").symlink_to(journal)  # of a process that died
+            log.write_bytes(content)
+        (path / "journal.log.lock").symlink_to(log)  # of a process that died
         started, again = run(path, request())
         assert started == [], name
         assert outcome(path) == outcome(first), name
@@ -463,6 +464,15 @@ def test_repair_leaves_a_whole_journal_alone(tmp_path: Path, content: bytes, kep
     path.write_bytes(content)
     repair(path)
     assert path.read_bytes() == kept
+
+
+def test_each_change_of_a_journal_is_checked_first(tmp_path: Path) -> None:
+    path, answers = tmp_path / "journal.log", iter([None])  # the study is created, nothing more
+    study = journal.open_journal(path, "study", lambda: next(answers))
+    before = path.read_bytes()
+    with pytest.raises(StopIteration):
+        study.set_user_attr("race", {})
+    assert path.read_bytes() == before
 
 
 def test_the_process_that_tunes_imports_no_torch() -> None:
