@@ -170,6 +170,7 @@ class Search:
         state: str,
         value: float | None = None,
         decision: Decision = NO_DECISION,
+        /,
         **notes: str,
     ) -> None:
         """Record the end of a trial, with what a pruner noted of it."""
