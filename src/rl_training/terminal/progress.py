@@ -16,7 +16,14 @@ from rl_training.terminal.streams import is_quiet, is_terminal, make_console, pr
 if TYPE_CHECKING:
     from rich.table import Table
 
-LOSS_NAMES = ("policy_loss", "actor_loss", "critic_loss", "loss")
+SHOWN_METRICS = (
+    ("eval", ["eval_return_mean"], ".1f"),
+    ("return", ["train_return_mean"], ".1f"),
+    ("loss", ["policy_loss", "actor_loss", "critic_loss", "loss"], ".2g"),
+)
+"""Word, metrics of which the first known one is shown, and its format."""
+ReadProgress = Callable[[], tuple[int, int, Mapping[str, float]]]
+"""Returns step, last step and metrics."""
 LINE_WIDTH = 80
 STOPPING = "stopping after this step; saving…"
 COLUMNS_FOR_CTRL_C = 2
@@ -31,7 +38,7 @@ CELL_WIDTH = 100
 """Characters of a line that the cells of common notebook front ends show without wrapping."""
 PACE_SECONDS = 10.0
 """Seconds over which the rate is measured."""
-OF_AN_ENVIRONMENT = re.compile(r"environment (\d+): (.*)", re.DOTALL)
+OF_AN_ENVIRONMENT = re.compile(r"environment \d+: (.*)", re.DOTALL)
 
 
 class Pace:
@@ -99,6 +106,8 @@ class ProgressView:
     """Prints a line when there are new metrics: for files and pipes."""
 
     seconds_between_lines = SECONDS_BETWEEN_LINES
+    evaluation_delay = SECONDS_BETWEEN_EVALUATION_LINES
+    """Seconds until the first line of an evaluation."""
 
     def __init__(self, first_step: int = 0) -> None:
         self._pace = Pace(first_step)
@@ -106,8 +115,8 @@ class ProgressView:
         self._last: dict[str, float] = {}
         self._evaluation_start: float | None = None
 
-    def watch(self, read: Callable[[], tuple[int, int, Mapping[str, float]]]) -> None:
-        """Take a function that returns step, last step and metrics, for views that redraw by themselves."""
+    def watch(self, read: ReadProgress) -> None:
+        """Take a function that reads the progress, for views that redraw by themselves."""
 
     def update(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
         """Show the current step and metrics, at most every `seconds_between_lines`."""
@@ -118,36 +127,32 @@ class ProgressView:
                 self._next_time = now + self.seconds_between_lines
 
     def evaluating(self, num_done: int, num_episodes: int) -> None:
-        """Show the progress of an evaluation; called before each of its steps."""
+        """Show the progress of an evaluation; called before each of its steps.
+
+        The time passed is shown too: it moves while parallel episodes all still run.
+        """
         now = time.monotonic()
         if self._evaluation_start is None:
             self._pace.pause()
             self._evaluation_start = now
-            self._next_time = now + self._seconds_to_first_evaluation_line()
+            self._next_time = now + self.evaluation_delay
         if now >= self._next_time:
-            self._show_evaluation(
-                f"evaluating: {describe_evaluation(num_done, num_episodes, now - self._evaluation_start)}"
-            )
-            self._next_time = now + max(
-                self._seconds_to_first_evaluation_line(), SECONDS_BETWEEN_DRAWINGS
-            )
+            self._next_time = now + max(self.evaluation_delay, SECONDS_BETWEEN_DRAWINGS)
+            passed = format_seconds(now - self._evaluation_start)
+            self._show_activity(f"evaluating: {num_done:,} of {num_episodes:,} episodes, {passed}")
 
     def evaluated(self, step: int, metrics: Mapping[str, float], *, is_best: bool) -> None:
-        """Print a line with the score."""
+        """Show the score of an evaluation."""
         self._pace.resume(was_evaluation=True)
-        self._evaluation_start, self._next_time = (
-            None,
-            time.monotonic() + self.seconds_between_lines,
-        )
-        self.message(
-            f"step {step:,}  {describe_score(metrics)}{'  best so far' if is_best else ''}"
-        )
+        self._evaluation_start = None
+        self._next_time = time.monotonic() + self.seconds_between_lines
+        self._show_score(step, metrics, is_best)
 
     def compiling(self, is_compiling: bool) -> None:
         """Show that compilation of the update has started or ended."""
         if is_compiling:
             self._pace.pause()
-            self.message("compiling the update…")
+            self._show_activity("compiling the update…")
         else:
             self._pace.resume()
 
@@ -166,6 +171,7 @@ class ProgressView:
         """Stop showing progress."""
 
     def _show(self, step: int, total: int, metrics: Mapping[str, float]) -> bool:
+        """Show the progress; returns whether there was anything new."""
         if metrics == self._last:
             return False
         self._last = dict(metrics)
@@ -174,52 +180,79 @@ class ProgressView:
         )
         return True
 
-    def _show_evaluation(self, text: str) -> None:
+    def _show_activity(self, text: str) -> None:
         self.message(text)
 
-    def _seconds_to_first_evaluation_line(self) -> float:
-        return SECONDS_BETWEEN_EVALUATION_LINES
+    def _show_score(self, step: int, metrics: Mapping[str, float], is_best: bool) -> None:
+        best = "  best so far" if is_best else ""
+        self.message(f"step {step:,}  {describe_score(metrics)}{best}")
 
     def _facts(self, step: int, total: int, metrics: Mapping[str, float]) -> list[str]:
         """Rate, time left, returns and loss, most important first."""
+        facts = []
         rate, left = self._pace.rate, self._pace.seconds_left(step, total)
-        facts = (
-            []
-            if rate is None
-            else [f"{rate:,.0f} steps/s" if rate >= 10 else f"{rate:.2g} steps/s"]
-        )
-        facts += [] if left is None else [f"{format_seconds(left)} left"]
-        loss = next((name for name in LOSS_NAMES if name in metrics), "loss")
-        shown = {
-            "eval": ("eval_return_mean", ".1f"),
-            "return": ("train_return_mean", ".1f"),
-            "loss": (loss, ".2g"),
-        }
-        return facts + [
-            f"{word} {metrics[name]:{form}}"
-            for word, (name, form) in shown.items()
-            if name in metrics
-        ]
+        if rate is not None:
+            facts.append(f"{rate:,.0f} steps/s" if rate >= 10 else f"{rate:.2g} steps/s")
+        if left is not None:
+            facts.append(f"{format_seconds(left)} left")
+        for word, names, form in SHOWN_METRICS:
+            known = [name for name in names if name in metrics]
+            if known:
+                facts.append(f"{word} {metrics[known[0]]:{form}}")
+        return facts
 
 
-class LiveView(ProgressView):
+class BarView(ProgressView):
+    """A bar, facts, and what the run does meanwhile: in one text that is replaced in place."""
+
+    def __init__(self, first_step: int = 0) -> None:
+        super().__init__(first_step)
+        self._done, self._total = first_step, 0
+        self._parts: list[str] = ["starting"]
+        self._activity: str | None = None
+
+    def evaluated(self, step: int, metrics: Mapping[str, float], *, is_best: bool) -> None:
+        """Show the score of an evaluation, and training again."""
+        self._activity = None
+        super().evaluated(step, metrics, is_best=is_best)
+
+    def compiling(self, is_compiling: bool) -> None:
+        """Show compilation beside the bar."""
+        super().compiling(is_compiling)
+        if not is_compiling:
+            self._activity = None
+            self._draw()
+
+    def _show(self, step: int, total: int, metrics: Mapping[str, float]) -> bool:
+        self._done, self._total = step, total
+        self._parts = [f"{step:,}/{total:,}", *self._facts(step, total, metrics)]
+        return True
+
+    def _show_activity(self, text: str) -> None:
+        self._activity = text
+        self._draw()
+
+    def _draw(self) -> None:
+        """Replace what is shown."""
+        raise NotImplementedError
+
+
+class LiveView(BarView):
     """Redraws a progress bar in place and prints lines above it: for terminals."""
 
     seconds_between_lines = SECONDS_BETWEEN_DRAWINGS
+    evaluation_delay = 0.0
 
     def __init__(self, first_step: int = 0) -> None:
         from rich.live import Live
 
         super().__init__(first_step)
-        self._done, self._total = first_step, 0
-        self._parts: list[str] = ["starting"]
-        self._activity: str | None = None
-        self._read: Callable[[], tuple[int, int, Mapping[str, float]]] | None = None
+        self._read: ReadProgress | None = None
         self._console = make_console()
         self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=8)
         self._live.start()
 
-    def watch(self, read: Callable[[], tuple[int, int, Mapping[str, float]]]) -> None:
+    def watch(self, read: ReadProgress) -> None:
         """Read the progress whenever the bar is redrawn, from the thread that redraws it."""
         self._read = read
 
@@ -227,17 +260,6 @@ class LiveView(ProgressView):
         """Show where the run is, unless the bar reads it by itself."""
         if self._read is None:
             super().update(step, total, metrics)
-
-    def evaluated(self, step: int, metrics: Mapping[str, float], *, is_best: bool) -> None:
-        """Print the score above the bar."""
-        self._activity = None
-        super().evaluated(step, metrics, is_best=is_best)
-
-    def compiling(self, is_compiling: bool) -> None:
-        """Show compilation beside the bar."""
-        self._activity = "compiling the update…" if is_compiling else None
-        (self._pace.pause if is_compiling else self._pace.resume)()
-        self._live.refresh()
 
     def stopping(self) -> None:
         """Show the stop beside the bar from its next redraw until the step is done."""
@@ -256,17 +278,8 @@ class LiveView(ProgressView):
         """Stop redrawing."""
         self._live.stop()
 
-    def _show(self, step: int, total: int, metrics: Mapping[str, float]) -> bool:
-        self._done, self._total = step, total
-        self._parts = [f"{step:,}/{total:,}", *self._facts(step, total, metrics)]
-        return True
-
-    def _show_evaluation(self, text: str) -> None:
-        self._activity = text
+    def _draw(self) -> None:
         self._live.refresh()
-
-    def _seconds_to_first_evaluation_line(self) -> float:
-        return 0.0
 
     def _render(self) -> Table:
         """The bar, the percentage done, and as many facts as fit beside them."""
@@ -291,49 +304,29 @@ class LiveView(ProgressView):
         return table
 
 
-class NotebookView(ProgressView):
+class NotebookView(BarView):
     """Shows a bar with the last score; messages are printed above it, and evaluations only change it."""
 
-    seconds_between_lines = SECONDS_BETWEEN_NOTEBOOK_DRAWINGS
-
-    def __init__(self, first_step: int = 0) -> None:
-        super().__init__(first_step)
-        self._handle: Any = None
-        self._parts: list[str] = ["starting"]
-        self._done, self._total = first_step, 0
-
-    def evaluated(self, step: int, metrics: Mapping[str, float], *, is_best: bool) -> None:
-        """Show the score in the bar."""
-        self._pace.resume(was_evaluation=True)
-        self._evaluation_start, self._next_time = None, 0.0
-        self._parts = [f"{step:,}/{self._total:,}", f"eval {metrics['eval_return_mean']:.1f}"]
-        self._draw()
-
-    def compiling(self, is_compiling: bool) -> None:
-        """Show compilation beside the bar."""
-        (self._pace.pause if is_compiling else self._pace.resume)()
-        if is_compiling:
-            self._draw("compiling the update…")
+    seconds_between_lines = evaluation_delay = SECONDS_BETWEEN_NOTEBOOK_DRAWINGS
+    _handle: Any = None
 
     def _show(self, step: int, total: int, metrics: Mapping[str, float]) -> bool:
-        self._done, self._total = step, total
-        self._parts = [f"{step:,}/{total:,}", *self._facts(step, total, metrics)]
+        super()._show(step, total, metrics)
+        self._activity = None
         self._draw()
         return True
 
-    def _show_evaluation(self, text: str) -> None:
-        self._draw(text)
+    def _show_score(self, step: int, metrics: Mapping[str, float], is_best: bool) -> None:
+        self._parts = [f"{step:,}/{self._total:,}", f"eval {metrics['eval_return_mean']:.1f}"]
+        self._draw()
 
-    def _seconds_to_first_evaluation_line(self) -> float:
-        return SECONDS_BETWEEN_NOTEBOOK_DRAWINGS
-
-    def _draw(self, activity: str | None = None) -> None:
+    def _draw(self) -> None:
         """Replace the text; the first one is a new output of the cell."""
         from IPython.display import display
 
         done = min(1.0, self._done / self._total) if self._total else 0.0
         bar = ("█" * round(done * LARGEST_BAR)).ljust(LARGEST_BAR, "░")
-        parts = self._parts if activity is None else [*self._parts[:1], activity]
+        parts = self._parts if self._activity is None else [*self._parts[:1], self._activity]
         text = f"{bar}  {fit([f'{done:4.0%}', *parts], CELL_WIDTH - LARGEST_BAR - 2)}"
         content = {"text/plain": printable(text)}
         if self._handle is None:
@@ -342,20 +335,10 @@ class NotebookView(ProgressView):
             self._handle.update(content, raw=True)
 
 
-class QuietView(ProgressView):
-    """Shows nothing."""
-
-    def update(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
-        """Show nothing."""
-
-    def evaluating(self, num_done: int, num_episodes: int) -> None:
-        """Show nothing."""
-
-
 def make_view(first_step: int = 0) -> ProgressView:
-    """A live bar on a terminal or in a notebook, lines elsewhere, nothing if messages are suppressed."""
+    """A live bar on a terminal or in a notebook, lines elsewhere; lines are not shown if messages are suppressed."""
     if is_quiet():
-        return QuietView(first_step)
+        return ProgressView(first_step)
     if is_notebook():
         return NotebookView(first_step)
     return (LiveView if is_terminal(sys.stderr) else ProgressView)(first_step)
@@ -387,29 +370,16 @@ def describe_score(metrics: Mapping[str, float]) -> str:
     return text if success is None else f"{text}  success {success:.0%}"
 
 
-def describe_evaluation(num_done: int, num_episodes: int, seconds: float) -> str:
-    """Episodes done and time passed; the time shows progress while parallel episodes all still run."""
-    return f"{num_done:,} of {num_episodes:,} episodes, {format_seconds(seconds)}"
-
-
 def collapsed(notes: Iterable[str]) -> list[str]:
     """The notes without duplicates; those that differ only in the environment's index become one, with their count."""
-    numbers: dict[str, list[str]] = {}
-    for note in notes:
+    alike: dict[str, list[str]] = {}
+    for note in dict.fromkeys(notes):
         match = OF_AN_ENVIRONMENT.fullmatch(note)
-        text, number = (match[2], match[1]) if match else (note, "")
-        numbers.setdefault(text, []).append(number)
-    return [_with_environments(text, places) for text, places in numbers.items()]
-
-
-def _with_environments(text: str, numbers: list[str]) -> str:
-    if not numbers[0]:
-        return text
-    return (
-        f"environment {numbers[0]}: {text}"
-        if len(numbers) == 1
-        else f"{len(numbers):,} environments: {text}"
-    )
+        alike.setdefault(match[1] if match else note, []).append(note)
+    return [
+        found[0] if len(found) == 1 else f"{len(found):,} environments: {text}"
+        for text, found in alike.items()
+    ]
 
 
 @contextlib.contextmanager
