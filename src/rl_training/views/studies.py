@@ -47,10 +47,9 @@ def study_lines(
     lines = [f"{share}study {path}: {num_done:,} of {len(tasks):,} runs finished"]
     for group in groups:
         lines += setting_lines(group)
-    lines += [f"  {line}" for line in _explanations(groups)]
-    lines += [
-        f"  {task.outcome.value}: {task.run.label}: {task.reason}" for task in failed_tasks(tasks)
-    ]
+    lines += _explanations(groups)
+    for task in failed_tasks(tasks):
+        lines.append(f"  {task.outcome.value}: {task.run.label}: {task.reason}")
     approximate = [
         task.run.label for task in tasks if task.info and task.info.exactness == "approximate"
     ]
@@ -75,9 +74,9 @@ def _explanations(groups: Sequence[SettingResult]) -> list[str]:
     """What the limits in brackets are."""
     from rl_training.studies.statistics.summaries import WORDS, summary_kind
 
-    counts = [sum(score is not None for score in group.scores.values()) for group in groups]
+    counts = [len(_known_scores(group)) for group in groups]
     kinds = dict.fromkeys(summary_kind(count) for count in counts if count > 1)
-    return [f"in brackets: {WORDS[kind].partition(' and ')[2]}" for kind in kinds]
+    return [f"  in brackets: {WORDS[kind].partition(' and ')[2]}" for kind in kinds]
 
 
 def failed_tasks(tasks: Sequence[Task]) -> list[Task]:
@@ -87,8 +86,14 @@ def failed_tasks(tasks: Sequence[Task]) -> list[Task]:
     return [task for task in tasks if task.outcome in (Outcome.FAILED, Outcome.GIVEN_UP)]
 
 
+def _known_scores(group: SettingResult) -> list[float]:
+    return [score for score in group.scores.values() if score is not None]
+
+
 def setting_lines(group: SettingResult) -> list[str]:
-    """The scores of a setting's seeds, and their summary."""
+    """The scores of a setting's seeds, and their summary with its limits."""
+    from rl_training.studies.statistics.summaries import NAMES, summarize
+
     indent = "    " if group.setting else "  "
     lines = [f"  {group.setting}"] if group.setting else []
     cells = [
@@ -96,23 +101,16 @@ def setting_lines(group: SettingResult) -> list[str]:
         for seed, score in sorted(group.scores.items())
     ]
     lines += cell_lines(cells, indent)
-    known = [score for score in group.scores.values() if score is not None]
+    known = _known_scores(group)
     if known:
+        found = summarize(known)
+        limits = "" if found.low is None else f" [{found.low:.1f}, {found.high:.1f}]"
+        count = f"{len(known)} run{'' if len(known) == 1 else 's'}"
         missing = len(group.tasks) - len(known)
-        count = f"{len(known)} run{'' if len(known) == 1 else 's'}{f', {missing} missing' if missing else ''}"
-        lines.append(f"{indent}{summary_text(known)} ({count})")
+        if missing:
+            count += f", {missing} missing"
+        lines.append(f"{indent}{NAMES[found.kind]} {found.value:.1f}{limits} ({count})")
     return lines
-
-
-def summary_text(scores: Sequence[float]) -> str:
-    """The summary of runs that pictures show, with its limits."""
-    from rl_training.studies.statistics.summaries import NAMES, summarize
-
-    found = summarize(scores)
-    limits = (
-        "" if found.low is None or found.high is None else f" [{found.low:.1f}, {found.high:.1f}]"
-    )
-    return f"{NAMES[found.kind]} {found.value:.1f}{limits}"
 
 
 def _draw(path: Path) -> str | None:
@@ -132,27 +130,32 @@ def status_lines(folder: StudyFolder) -> tuple[dict[str, Any], list[str]]:
     from rl_training.studies.catalog import is_run_folder, read_run
     from rl_training.studies.launching.progress import progress_cells
 
-    runs = folder.runs()
-    infos = [read_run(run.run_dir) if is_run_folder(run.run_dir) else None for run in runs]
-    states = ["planned" if info is None else _state(info) for info in infos]
     rows = [("run", "state", "done", "last eval", "steps/s", "left")]
-    for run, info, state in zip(runs, infos, states, strict=True):
-        note = " (approximate)" if info is not None and info.exactness == "approximate" else ""
+    counts: Counter[str] = Counter()
+    failures, values = [], []
+    for run in folder.runs():
+        info = read_run(run.run_dir) if is_run_folder(run.run_dir) else None
+        state = "planned" if info is None else _state(info)
+        counts[state] += 1
+        facts = {"run_dir": str(run.run_dir), "state": "planned", "seed": run.config.seed}
+        note = ""
+        if info is not None:
+            facts = info.as_dict()
+            note = " (approximate)" if info.exactness == "approximate" else ""
+            if info.state == "failed":
+                reason, _, _ = (info.reason or "").partition("\n")
+                failures.append(f"{run.label}: {reason}")
         rows.append((run.label or "run", state + note, *progress_cells(info)))
-    counts = ", ".join(f"{count:,} {state}" for state, count in Counter(states).items())
-    lines = [f"study {folder.path}: {len(runs):,} runs: {counts}", *table_lines(rows, "llr")]
-    lines += [
-        run.label + ": " + (info.reason or "").partition("\n")[0]
-        for run, info in zip(runs, infos, strict=True)
-        if info is not None and info.state == "failed"
-    ]
-    values = {
+        values.append({**facts, "setting": run.setting})
+    listed = ", ".join(f"{count:,} {state}" for state, count in counts.items())
+    title = f"study {folder.path}: {len(values):,} runs: {listed}"
+    found = {
         "name": folder.name,
         "study_dir": str(folder.path),
-        "counts": dict(Counter(states)),
-        "runs": [_planned_values(run, info) for run, info in zip(runs, infos, strict=True)],
+        "counts": dict(counts),
+        "runs": values,
     }
-    return values, lines
+    return found, [title, *table_lines(rows, "llr"), *failures]
 
 
 def _state(info: RunInfo) -> str:
@@ -178,40 +181,27 @@ def plan_lines(
     settings = []
     for setting, members in groups.items():
         seconds = _expected_seconds(members[0], known)
-        need = needs[setting]
+        facts = {
+            "setting": setting,
+            "runs": [str(run.run_dir) for run in members],
+            "num_threads": needs[setting].num_threads,
+            "memory_bytes": needs[setting].memory_bytes,
+            "seconds": seconds,
+        }
+        settings.append(facts)
+        counts = f"{len(members)}", f"{members[0].config.total_timesteps:,}"
+        memory = f"{needs[setting].memory_bytes / 1e9:.1f} GB"
         time = "?" if seconds is None else format_seconds(seconds)
-        memory = f"{need.memory_bytes / 1e9:.1f} GB"
-        steps = f"{members[0].config.total_timesteps:,}"
         rows.append(
-            (
-                setting or "(one setting)",
-                str(len(members)),
-                steps,
-                str(need.num_threads),
-                memory,
-                time,
-            )
-        )
-        settings.append(
-            {
-                "setting": setting,
-                "runs": [str(run.run_dir) for run in members],
-                "num_threads": need.num_threads,
-                "memory_bytes": need.memory_bytes,
-                "seconds": seconds,
-            }
+            (setting or "(one setting)", *counts, f"{needs[setting].num_threads}", memory, time)
         )
     lines = [
         f"study {study.path}: {len(runs):,} runs, none started by this command",
         *table_lines(rows),
+        "memory: estimate for the process of one run, without its environments and a dataset",
+        "time: from the speed of earlier runs of the same algorithm and environment; ?: there are none",
+        *(str(run.run_dir) for run in runs),
     ]
-    lines.append(
-        "memory: estimate for the process of one run, without its environments and a dataset"
-    )
-    lines.append(
-        "time: from the speed of earlier runs of the same algorithm and environment; ?: there are none"
-    )
-    lines += [str(run.run_dir) for run in runs]
     return {"study_dir": str(study.path), "num_runs": len(runs), "settings": settings}, lines
 
 
@@ -228,32 +218,36 @@ def _expected_seconds(run: PlannedRun, known: Sequence[RunInfo]) -> float | None
     return config.total_timesteps / statistics.median(rates) if rates else None
 
 
-def _planned_values(run: PlannedRun, info: RunInfo | None) -> dict[str, Any]:
-    values = {"run_dir": str(run.run_dir), "state": "planned", "seed": run.config.seed}
-    return {**(values if info is None else info.as_dict()), "setting": run.setting}
-
-
 def comparison_lines(result: Comparison | ManyComparisons) -> list[str]:
     """The comparison of two arms, or of all pairs of several."""
-    first = result.pairs[0]
-    verdicts = [pair.sentence for pair in result.pairs]
-    lines = [*verdicts, f"  score: {first.rule}", *_score_lines(result.table)]
+    first, *others = result.pairs
+    lines = [pair.sentence for pair in result.pairs]
+    lines += [f"  score: {first.rule}", *_score_lines(result.table)]
     for pair in result.pairs:
-        names = "" if len(result.pairs) == 1 else f"{pair.a.name} - {pair.b.name}: "
-        judgement = pair.judgement
-        difference = f"difference {judgement.difference:+.4g}{first.spread_unit} {interval_text(judgement.interval)}"
-        lines.append(f"  {names}{difference}, p = {p_text(judgement.p_value)}")
-    if len(result.pairs) == 1:
-        probability = f"{first.prob_a_beats_b:.2f} {interval_text(first.prob_interval)}"
+        names = f"{pair.a.name} - {pair.b.name}: " if others else ""
+        lines.append(f"  {names}{_difference_text(pair, first.spread_unit)}")
+    if not others:
+        probability = f"{first.prob_a_beats_b:.2f} {_interval_text(first.prob_interval)}"
         lines.append(f"  probability that {first.a.name} beats {first.b.name}: {probability}")
     return lines + [f"  note: {note}" for note in result.notes]
+
+
+def _difference_text(pair: Comparison, unit: str = "") -> str:
+    """Difference, interval and p-value, which has two digits."""
+    found = pair.judgement
+    p_text = f"p = {found.p_value:.2g}" if found.p_value >= 0.001 else "p = < 0.001"
+    return f"difference {found.difference:+.4g}{unit} {_interval_text(found.interval)}, {p_text}"
+
+
+def _interval_text(interval: tuple[float, float]) -> str:
+    return f"[{interval[0]:.4g}, {interval[1]:.4g}]"
 
 
 def explanation_lines(result: Comparison | ManyComparisons, *, is_planned: bool) -> list[str]:
     """What the figures are, and when they hold."""
     from rl_training.studies.comparison.verdict import percent
 
-    first = result.pairs[0]
+    first, *others = result.pairs
     level, alpha = percent(1 - first.alpha), percent(first.alpha)
     lines = [
         "mean [low, high]: the mean over runs, and its 95 % interval of Student's t",
@@ -264,7 +258,7 @@ def explanation_lines(result: Comparison | ManyComparisons, *, is_planned: bool)
         lines.append(
             "standard deviations: of all runs of a task; with several tasks, averaged over them"
         )
-    if len(result.pairs) > 1:
+    if others:
         lines.append(
             f"several pairs: p is adjusted for all of them (step-down by the maximum), so that any wrong verdict has a"
             f" probability of at most {alpha}; the intervals are those of each pair alone"
@@ -290,12 +284,9 @@ def look_line(look: int, plan: LookPlan, comparison: Comparison) -> str:
     from rl_training.studies.comparison.looks import is_decided
 
     count = min(map(len, comparison.a.values.values()))
-    judgement = comparison.judgement
     verdict = comparison.sentence if is_decided(comparison) else "not distinguishable"
-    return (
-        f"look {look} of {plan.looks}: {count} seeds each, difference {judgement.difference:+.4g}"
-        f" {interval_text(judgement.interval)}, p = {p_text(judgement.p_value)}: {verdict}"
-    )
+    difference = _difference_text(comparison)
+    return f"look {look} of {plan.looks}: {count} seeds each, {difference}: {verdict}"
 
 
 def _score_lines(table: ScoreTable) -> list[str]:
@@ -323,20 +314,6 @@ def _seed(name: str) -> str:
     return f"seed {found[1]}:" if found else f"{name}:"
 
 
-def interval_text(interval: Sequence[float]) -> str:
-    """`[low, high]`; an infinite bound is written as such."""
-    low, high = (
-        f"{bound:.4g}" if math.isfinite(bound) else ("-inf" if bound < 0 else "inf")
-        for bound in interval
-    )
-    return f"[{low}, {high}]"
-
-
-def p_text(p_value: float) -> str:
-    """A p-value with two digits."""
-    return f"{p_value:.2g}" if p_value >= 0.001 else "< 0.001"
-
-
 def tune_plan_lines(plan: TunePlan, path: Path) -> tuple[dict[str, Any], list[str]]:
     """The search space, and how many runs and steps a tuning takes at most, as values and as lines."""
     from rl_training.algorithms.tune import plain_text
@@ -349,7 +326,9 @@ def tune_plan_lines(plan: TunePlan, path: Path) -> tuple[dict[str, Any], list[st
     }
     num_steps = sum(counts.values()) * plan.total_steps
     rows = [("setting", "default", "search space")]
-    rows += [(key.name, plain_text(key.default), _space_text(key)) for key in plan.space]
+    for key in plan.space:
+        schedule = f" (start of the {key.schedule['kind']} schedule)" if key.schedule else ""
+        rows.append((key.name, plain_text(key.default), f"{key.space.text}{schedule}"))
     lines = [
         f"tuning {path}: {settings.trials:,} trials in batches of {settings.batch:,}, none started",
         *table_lines(rows, "l", width=WIDTH, widest=WIDEST),
@@ -357,7 +336,8 @@ def tune_plan_lines(plan: TunePlan, path: Path) -> tuple[dict[str, Any], list[st
         *_budget_lines(plan, counts),
     ]
     warnings = tune_warnings(plan)
-    lines += [line for warning in warnings for line in textwrap.wrap(f"warning: {warning}", WIDTH)]
+    for warning in warnings:
+        lines += textwrap.wrap(f"warning: {warning}", WIDTH)
     values = {
         "tune_dir": str(path),
         "space": {key.key: key.as_dict() for key in plan.space},
@@ -372,19 +352,17 @@ def tune_plan_lines(plan: TunePlan, path: Path) -> tuple[dict[str, Any], list[st
 
 def _budget_lines(plan: TunePlan, counts: Mapping[str, int]) -> list[str]:
     """Runs, steps and seeds of each stage, and their sum."""
-    stages = [("stage", "runs", "steps", "seeds")]
+    rows = [("stage", "runs", "steps", "seeds")]
     for stage, count in counts.items():
         seeds = plan.seeds(stage)
-        text = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]}..{seeds[-1]}"
-        stages.append((stage, f"{count:,}", f"{count * plan.total_steps:,}", text))
-    kind, first, num_runs = plan.settings.pruner, plan.pruning.first_step, sum(counts.values())
-    pruner = (
-        f"pruner {kind}, not before step {first:,} of {plan.total_steps:,}"
-        if kind != "none"
-        else "no pruning"
-    )
+        text = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]}..{seeds[-1]}"
+        rows.append((stage, f"{count:,}", f"{count * plan.total_steps:,}", text))
+    pruner, num_runs = "no pruning", sum(counts.values())
+    if plan.settings.pruner != "none":
+        pruner = f"pruner {plan.settings.pruner}, not before step {plan.pruning.first_step:,}"
+        pruner += f" of {plan.total_steps:,}"
     total = f"at most {num_runs:,} runs, {num_runs * plan.total_steps:,} steps; {pruner}"
-    return [*table_lines(stages), *textwrap.wrap(total, WIDTH)]
+    return [*table_lines(rows), *textwrap.wrap(total, WIDTH)]
 
 
 def tune_warnings(plan: TunePlan) -> list[str]:
@@ -395,41 +373,37 @@ def tune_warnings(plan: TunePlan) -> list[str]:
     return [] if warning is None else [warning]
 
 
-def _space_text(key: Any) -> str:
-    schedule = "" if key.schedule is None else f" (start of the {key.schedule['kind']} schedule)"
-    return f"{key.space.text}{schedule}"
-
-
 def tune_result_lines(result: TuneResult) -> tuple[dict[str, Any], list[str]]:
     """The result of a tuning, as values and as lines."""
     from rl_training.studies.tuning.stages import difference_text
     from rl_training.studies.variation import describe
 
     num_repeats = len(result.trials) - result.num_settings
-    counts = [
-        (result.count("COMPLETE"), "trained"),
-        (result.count("PRUNED"), "pruned"),
-        (result.count("FAIL"), "failed"),
-        (num_repeats, "repeats an earlier one" if num_repeats == 1 else "repeat an earlier one"),
+    counts = {
+        "trained": result.count("COMPLETE"),
+        "pruned": result.count("PRUNED"),
+        "failed": result.count("FAIL"),
+        "repeats an earlier one" if num_repeats == 1 else "repeat an earlier one": num_repeats,
+    }
+    listed = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    lines = [
+        f"tuning {result.path}: {len(result.trials):,} trials ({listed})",
+        *_failed_lines(result),
+        _search_line(result),
+        "  race, on fresh seeds",
+        *_stage_lines(result, result.race),
+        "  final, on seeds that nobody used",
+        *_stage_lines(result, result.final),
     ]
-    listed = ", ".join(f"{count} {word}" for count, word in counts if count)
-    lines = [f"tuning {result.path}: {len(result.trials):,} trials ({listed})"]
-    lines += _failed_lines(result)
-    lines += [_search_line(result)]
-    lines += ["  race, on fresh seeds", *_stage_lines(result, result.race)]
-    lines += ["  final, on seeds that nobody used", *_stage_lines(result, result.final)]
-    comparison = result.verdict.comparison
+    comparison, is_better = result.verdict.comparison, result.verdict.is_better
     if comparison is not None:
         text = difference_text(comparison)
         lines.append(f"    difference {text}, p = {comparison.p_value:.2g} (permutation test)")
     lines += textwrap.wrap(result.verdict.sentence, WIDTH)
-    is_better = result.verdict.is_better
-    chosen = f"{result.winner}{'' if is_better else ' (not better)'}: {describe(result.settings[result.winner])}"
-    lines += (
-        textwrap.wrap(chosen, WIDTH, break_long_words=False)
-        if is_better or result.winner != "default"
-        else []
-    )
+    if is_better or result.winner != "default":
+        note = "" if is_better else " (not better)"
+        chosen = f"{result.winner}{note}: {describe(result.settings[result.winner])}"
+        lines += textwrap.wrap(chosen, WIDTH, break_long_words=False)
     if result.edited is not None:
         lines.append(f"{result.edited} was edited and is kept as it is")
     lines.append(f"written to {result.best}{'' if is_better else ': the default configuration'}")
@@ -437,16 +411,15 @@ def tune_result_lines(result: TuneResult) -> tuple[dict[str, Any], list[str]]:
 
 
 def _search_line(result: TuneResult) -> str:
-    score, best, default = result.search_score, result.best_trial, result.default_search_score
+    scores, best = result.search_scores, result.best_trial
+    score = result.search_score
     texts = [f"{result.winner} {'-' if score is None else f'{score:.1f}'}"]
     if best is not None and best not in (result.winner, "default"):
-        texts.append(f"best {best} {result.search_scores[best]:.1f}")
-    texts += (
-        [f"default {default:.1f}"] if default is not None and result.winner != "default" else []
-    )
-    return (
-        f"  search: {', '.join(texts)} (optimistic: chosen among {result.num_settings:,} settings)"
-    )
+        texts.append(f"best {best} {scores[best]:.1f}")
+    if result.winner != "default" and "default" in scores:
+        texts.append(f"default {scores['default']:.1f}")
+    count = f"{result.num_settings:,} settings"
+    return f"  search: {', '.join(texts)} (optimistic: chosen among {count})"
 
 
 def _failed_lines(result: TuneResult) -> list[str]:
@@ -464,9 +437,8 @@ def _stage_lines(result: TuneResult, stage: Scores) -> list[str]:
     intervals = result.intervals(stage)
     rows = []
     for name, scores in stage.items():
-        found = intervals.get(name)
-        seeds = f"{len(scores)} seed{'' if len(scores) == 1 else 's'}"
-        rows.append((name, "runs failed" if found is None else f"{found}", seeds))
+        mean = f"{intervals[name]}" if name in intervals else "runs failed"
+        rows.append((name, mean, f"{len(scores)} seed{'' if len(scores) == 1 else 's'}"))
     return table_lines(rows, "l", "    ")
 
 
@@ -476,10 +448,9 @@ def _tune_values(result: TuneResult) -> dict[str, Any]:
     comparison = result.verdict.comparison
     found = None
     if comparison is not None:
-        bounds = [None if abs(bound) == float("inf") else bound for bound in comparison.interval]
         found = {
             "difference": comparison.difference,
-            "interval": bounds,
+            "interval": [bound if math.isfinite(bound) else None for bound in comparison.interval],
             "p_value": comparison.p_value,
         }
     return {
