@@ -16,7 +16,8 @@ from rl_training.studies.groups import RunGroup, RunRecord
 from rl_training.studies.statistics.summaries import WORDS, Kind, summarize_points, summary_kind
 from rl_training.studies.variation import format_seeds
 from rl_training.validation import suggest
-from rl_training.views.report.data import FIRST_OFFLINE, OFFLINE, UNKNOWN, finite, step_unit
+from rl_training.views.report.blocks import finite
+from rl_training.views.report.data import FIRST_OFFLINE, OFFLINE, UNKNOWN, step_unit
 
 RETURN = "eval_return_mean"
 XAxis = Literal["steps", "time", "updates"]

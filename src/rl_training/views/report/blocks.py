@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 Cell = str | dict[str, Any]
@@ -25,7 +26,7 @@ class Block:
 
     def as_dict(self) -> dict[str, Any]:
         """Its values and its kind."""
-        return {"kind": type(self).__name__.lower(), **dataclasses.asdict(self)}
+        return {"kind": type(self).__name__.lower(), **asdict(self)}
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,16 @@ class Table(Block):
     num_text_columns: int = 1
     ends_in_text: bool = False
     is_folded: bool = False
+
+    def without_empty_columns(self) -> Table:
+        """The table without columns of dashes, which no run reports; without rows it keeps all columns."""
+        kept = [
+            column
+            for column in range(len(self.columns))
+            if not self.rows or any(row[column] != "–" for row in self.rows)
+        ]
+        columns, *rows = ([row[column] for column in kept] for row in (self.columns, *self.rows))
+        return replace(self, columns=columns, rows=rows)
 
 
 @dataclass(frozen=True)
@@ -137,14 +148,23 @@ class Section:
         }
 
 
-def number(value: float | None, missing: str = "–") -> str:
-    """A number for people: thousands separated, about four digits."""
-    if value is None:
+def finite(value: Any) -> float | None:
+    """The value as a number; None if it is none, or not finite."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    with contextlib.suppress(OverflowError):
+        if is_number and math.isfinite(value):
+            return value  # type: ignore[no-any-return]
+    return None
+
+
+def number(value: Any, missing: str = "–") -> str:
+    """A number for people: thousands separated, about four digits; `missing` for what is no finite number."""
+    known = finite(value)
+    if known is None:
         return missing
-    size = abs(value)
-    if size >= 100:
-        return f"{value:,.1f}"
-    return f"{value:.2f}" if size >= 1 else f"{value:.3g}"
+    if abs(known) >= 100:
+        return f"{known:,.1f}"
+    return f"{known:.2f}" if abs(known) >= 1 else f"{known:.3g}"
 
 
 def duration(seconds: float | None) -> str:
@@ -263,22 +283,19 @@ SPEED = (
 )
 
 
-def chosen(charts: Iterable[Chart], logged: Iterable[str]) -> list[Chart]:
-    """The charts whose metric was logged."""
-    names = set(logged)
-    return [chart for chart in charts if chart.metric in names]
+CHARTS = {chart.metric: chart for chart in (*LEARNING, *EPISODES, *HEALTH, *SPEED)}
+"""Charts of the metrics that have a place on the page."""
 
 
 def others(logged: Iterable[str]) -> list[Chart]:
     """A chart for each logged metric that has no place elsewhere."""
-    known = {chart.metric for chart in (*LEARNING, *EPISODES, *HEALTH, *SPEED)} | TOLD
-    return [Chart(name, name.replace("_", " ")) for name in sorted(set(logged) - known)]
+    names = sorted(set(logged) - CHARTS.keys() - TOLD)
+    return [Chart(name, name.replace("_", " ")) for name in names]
 
 
 def metric_label(metric: str) -> str:
     """A metric in words, for the axis of a picture."""
-    titles = {chart.metric: chart.title for chart in (*LEARNING, *EPISODES, *HEALTH, *SPEED)}
-    title = titles.get(metric, metric.replace("_", " "))
+    title = CHARTS[metric].title if metric in CHARTS else metric.replace("_", " ")
     return title if title.startswith("KL") else title[0].lower() + title[1:]
 
 

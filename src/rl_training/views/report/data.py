@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 import zlib
@@ -21,8 +20,16 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.run_folder import TrainingRun
 from rl_training.files import open_regular, read_limited
 from rl_training.studies.catalog import RunInfo, last_line
-from rl_training.studies.groups import RunGroup, RunRecord
-from rl_training.views.report.blocks import ESTIMATE, EVALUATIONS, TIMES, UPDATES, table_of
+from rl_training.studies.groups import RunRecord
+from rl_training.views.report.blocks import (
+    ESTIMATE,
+    EVALUATIONS,
+    TIMES,
+    UPDATES,
+    Cell,
+    finite,
+    table_of,
+)
 
 CHECKED_BYTES = 256
 """Bytes before a place whose checksum shows that the file is still the one that was read."""
@@ -50,7 +57,7 @@ PLAIN_REWARDS = {
     **{"reward_clip_min": None, "reward_clip_max": None},
 }
 """Settings that transform rewards, with the values that do not."""
-LOG_LINE = re.compile(r"(\d{4}-\d\d-\d\dT\S+) ([A-Z]+) (.*)")
+LOG_LINE = re.compile(r"^(\d{4}-\d\d-\d\dT\S+) ([A-Z]+) (.*)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -97,26 +104,10 @@ def _token(file: BinaryIO, offset: int) -> str:
 
 
 def _parse(line: bytes) -> dict[str, float | None] | None:
-    values: Any = None
     with contextlib.suppress(ValueError, RecursionError):
         values = json.loads(line)
-    if not isinstance(values, dict):
-        return None
-    found = {
-        name: finite(value) for name, value in values.items() if value is None or _is_number(value)
-    }
-    return found if found.get("global_step") is not None else None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def finite(value: Any) -> float | None:
-    """The value as a number; None if it is none, or not finite."""
-    with contextlib.suppress(OverflowError):
-        if _is_number(value) and math.isfinite(value):
-            return value  # type: ignore[no-any-return]
+        if isinstance(values, dict) and finite(values.get(STEP)) is not None:
+            return {name: finite(value) for name, value in values.items()}
     return None
 
 
@@ -144,12 +135,9 @@ def thin(columns: Columns, max_points: int) -> Columns:
         return columns
     kept = {0, count - 1}
     for values in columns.metrics.values():
-        known = [index for index, value in enumerate(values) if value is not None]
+        known = {row: value for row, value in enumerate(values) if value is not None}
         if known:
-            kept |= {
-                min(known, key=lambda i: values[i] or 0),
-                max(known, key=lambda i: values[i] or 0),
-            }
+            kept |= {min(known, key=known.__getitem__), max(known, key=known.__getitem__)}
     spaced = max(2, max_points - len(kept))
     kept |= {round(index * (count - 1) / (spaced - 1)) for index in range(spaced)}
     rows = sorted(kept)
@@ -168,18 +156,16 @@ def points_for(tables: Sequence[Columns]) -> int:
 
 def columns_of(lines: Sequence[Line], table: str) -> Columns:
     """The metrics of one table that have values, at the steps at which they were logged."""
-    names = {
+    names = dict.fromkeys(
         name
         for line in lines
         for name, value in line.items()
-        if value is not None and table_of(name) == table
-    }
-    names -= NOT_DRAWN
-    rows = [line for line in lines if not names.isdisjoint(line)]
-    ordered = dict.fromkeys(name for line in rows for name in line if name in names)
+        if value is not None and name not in NOT_DRAWN and table_of(name) == table
+    )
+    rows = [line for line in lines if not names.keys().isdisjoint(line)]
     return Columns(
         tuple(line[STEP] or 0 for line in rows),
-        {name: tuple(line.get(name) for line in rows) for name in ordered},
+        {name: tuple(line.get(name) for line in rows) for name in names},
     )
 
 
@@ -278,17 +264,19 @@ def mapping(value: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Logged:
-    """What the log files of a run hold, in short."""
+    """What the log files of a run hold, in short, up to the places `tokens`."""
 
     names: frozenset[str] = frozenset()
-    times: Mapping[str, float | None] | None = None
+    times: Mapping[str, float | None] = field(default_factory=dict)
     num_damaged: int = 0
+    tokens: tuple[str, str] = (START, START)
 
     def extended(self, curves: Curves) -> Logged:
         """With newer lines."""
         before = Logged() if curves.is_whole[0] else self
-        times = curves.last_times or (None if curves.is_whole[1] else self.times)
-        return Logged(before.names | curves.names, times, before.num_damaged + curves.num_damaged)
+        times = curves.last_times or ({} if curves.is_whole[1] else self.times)
+        num_damaged = before.num_damaged + curves.num_damaged
+        return Logged(before.names | curves.names, times, num_damaged, curves.tokens)
 
 
 @dataclass(frozen=True)
@@ -298,6 +286,8 @@ class RunFacts:
     record: RunRecord
     group: int
     logged: Logged
+    group_name: str = ""
+    """Empty if the page has one group only."""
 
     @property
     def info(self) -> RunInfo:
@@ -310,9 +300,14 @@ class RunFacts:
         return self.info.name if self.info.seed is None else f"seed {self.info.seed}"
 
     @property
-    def settings(self) -> Mapping[str, Any]:
-        """The configuration."""
-        return self.record.settings
+    def full_label(self) -> str:
+        """The label, after the group's name if there are several groups."""
+        return f"{self.group_name}, {self.label}" if self.group_name else self.label
+
+    @property
+    def cell(self) -> Cell:
+        """The label in a table, with the color of its group."""
+        return {"text": self.full_label, "group": self.group}
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
@@ -332,8 +327,8 @@ class RunFacts:
             return None
         if not self.evaluation:
             return "evaluations.jsonl has no last line that can be read"
-        evaluated = finite(self.evaluation.get("global_step"))
-        logged = finite(last_line(self.record.run_dir / "metrics.jsonl").get("global_step"))
+        evaluated = finite(self.evaluation.get(STEP))
+        logged = finite(last_line(self.record.run_dir / "metrics.jsonl").get(STEP))
         if is_finished and logged is not None and evaluated != logged:
             at = "no step" if evaluated is None else f"step {evaluated:,}"
             return f"its last evaluation is of {at}, and its metrics end at step {logged:,}"
@@ -343,10 +338,8 @@ class RunFacts:
     def log(self) -> list[tuple[str, str, str]]:
         """Time, level and text of the entries of `run.log`, without tracebacks."""
         with contextlib.suppress(CheckpointError, OSError):
-            path = self.record.run_dir / LOG_NAME
-            text = read_limited(path, MAX_LOG_BYTES).decode(errors="replace")
-            found = (LOG_LINE.match(line) for line in text.splitlines())
-            return [(match[1], match[2], match[3]) for match in found if match]
+            text = read_limited(self.record.run_dir / LOG_NAME, MAX_LOG_BYTES)
+            return LOG_LINE.findall(text.decode(errors="replace"))
         return []
 
     @cached_property
@@ -357,11 +350,7 @@ class RunFacts:
     @cached_property
     def estimate(self) -> Mapping[str, Any]:
         """A stored result of fitted Q evaluation, as `rl-training eval RUN --dataset FILE --json` prints it."""
-        with contextlib.suppress(CheckpointError, OSError, ValueError, RecursionError):
-            return mapping(
-                json.loads(read_limited(self.record.run_dir / ESTIMATE_FILE, MAX_LOG_BYTES))
-            )
-        return {}
+        return read_object(self.record.run_dir / ESTIMATE_FILE, MAX_LOG_BYTES)
 
     @property
     def dataset(self) -> Mapping[str, Any]:
@@ -369,14 +358,21 @@ class RunFacts:
         return mapping(self.metadata.get("dataset"))
 
     @cached_property
-    def unit(self) -> str:
-        """What its steps count."""
-        return step_unit(self.record)[0]
+    def steps(self) -> tuple[str, int | None]:
+        """What its steps count, and the step at which it went online, if it has."""
+        return step_unit(self.record)
 
     @property
     def is_offline(self) -> bool:
         """Whether its steps are, or begin with, updates on a dataset."""
-        return self.unit in (OFFLINE, FIRST_OFFLINE)
+        return self.steps[0] in (OFFLINE, FIRST_OFFLINE)
+
+
+def read_object(path: Path, max_bytes: int) -> Mapping[str, Any]:
+    """The JSON object in a file; an empty one if the file is missing, damaged or larger than `max_bytes`."""
+    with contextlib.suppress(CheckpointError, OSError, ValueError, RecursionError):
+        return mapping(json.loads(read_limited(path, max_bytes)))
+    return {}
 
 
 def step_unit(run: RunRecord) -> tuple[str, int | None]:
@@ -392,12 +388,3 @@ def step_unit(run: RunRecord) -> tuple[str, int | None]:
     if is_offline and isinstance(first, int) and run.info.step > first:
         return FIRST_OFFLINE, first
     return (OFFLINE if is_offline else ONLINE), None
-
-
-def facts_of(groups: Sequence[RunGroup], logged: Mapping[Path, Logged]) -> list[RunFacts]:
-    """The runs of all groups."""
-    return [
-        RunFacts(record, index, logged.get(record.run_dir, Logged()))
-        for index, group in enumerate(groups)
-        for record in group.runs
-    ]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import json
 import os
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -31,7 +31,7 @@ from rl_training.views.report.blocks import (
     Section,
     Table,
     Text,
-    chosen,
+    finite,
     number,
     others,
     table_of,
@@ -43,9 +43,8 @@ from rl_training.views.report.data import (
     UNKNOWN,
     Logged,
     RunFacts,
-    facts_of,
-    finite,
-    step_unit,
+    mapping,
+    read_object,
 )
 from rl_training.views.report.history import (
     commands,
@@ -67,7 +66,6 @@ COMPARISONS, COMPARISON_FILE = "comparisons", "comparison.json"
 VERDICTS = ("a_better", "b_better", "equivalent", "undecided")
 TEXTS = {"a": "a", "b": "b", "verdict": "undecided", "sentence": "", "measure": "", "mode": ""}
 """Texts of a stored comparison, and what stands for a missing one."""
-NUMBERS = ("margin", "look", "difference", "p_value", "prob_a_beats_b")
 KINDS = {
     FIRST_OFFLINE: "offline, then online",
     OFFLINE: "offline",
@@ -97,91 +95,83 @@ FILMS_OF_A_RUN = 3
 """The newest ones are shown."""
 
 
-def comparison_section(run_dirs: Iterable[Path]) -> Section | None:
-    """The comparisons stored around the runs whose runs are all on the page, planned ones first; None without any."""
+def comparison_section(run_dirs: Iterable[Path]) -> Section:
+    """The comparisons stored around the runs whose runs are all on the page, planned ones first."""
     dirs = [run_dir.resolve() for run_dir in run_dirs]
     names = {run_dir.name for run_dir in dirs}
-    places = dict.fromkeys(
-        place for run_dir in dirs for place in (run_dir.parent, run_dir.parent.parent)
-    )
-    files = dict.fromkeys(
-        path
-        for place in places
-        for path in sorted((place / COMPARISONS).glob(f"*/{COMPARISON_FILE}"))
-    )
-    found = [values for path in files for values in _read_comparisons(path, names)]
-    if not found:
-        return None
+    places = dict.fromkeys(place for run_dir in dirs for place in run_dir.parents[:2])
+    found: list[Mapping[str, Any]] = []
+    for place in places:
+        for path in sorted((place / COMPARISONS).glob(f"*/{COMPARISON_FILE}")):
+            found += _read_comparisons(path, names)
     found.sort(key=lambda values: values["planned"] is not True)
-    table = Table(
-        "Stored comparisons", COMPARISON_COLUMNS, [_comparison_row(values) for values in found], 5
-    )
-    return Section("comparisons", "Comparisons", [*_sentences(found), table])
+    rows = [_comparison_row(values) for values in found]
+    table = Table("Stored comparisons", COMPARISON_COLUMNS, rows, 5)
+    return Section("comparisons", "Comparisons", [*_sentences(found), table] if found else [])
 
 
-def _read_comparisons(path: Path, names: set[str]) -> list[dict[str, Any]]:
+def _read_comparisons(path: Path, names: set[str]) -> list[Mapping[str, Any]]:
     """The comparison in a file, or all pairs of one of several arms; nothing of a damaged file."""
-    stored: Any = None
-    with contextlib.suppress(CheckpointError, OSError, ValueError, RecursionError):
-        stored = json.loads(read_limited(path, MAX_COMPARISON_BYTES))
-    pairs = stored.get("pairs", [stored]) if isinstance(stored, Mapping) else []
+    stored = read_object(path, MAX_COMPARISON_BYTES)
+    pairs = stored.get("pairs", [stored])
     found = []
-    for pair in pairs if isinstance(pairs, list) else []:
-        runs = pair.get("runs") if isinstance(pair, Mapping) else None
-        if (
-            isinstance(runs, list)
-            and runs
-            and all(isinstance(run, str) and Path(run).name in names for run in runs)
-        ):
+    for pair in map(mapping, pairs if isinstance(pairs, list) else []):
+        runs = pair.get("runs")
+        if isinstance(runs, list) and runs and all(_is_among(run, names) for run in runs):
             found.append(_checked_comparison({**stored, **pair}, path.parent.name))
     return found
 
 
-def _checked_comparison(stored: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The values of one comparison with the types that they should have."""
-    values: dict[str, Any] = {
-        "name": name,
-        "planned": stored.get("planned") if stored.get("planned") in (True, False) else None,
-    }
+def _is_among(run: Any, names: set[str]) -> bool:
+    return isinstance(run, str) and Path(run).name in names
+
+
+def _checked_comparison(stored: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The values of one comparison, with texts where there should be texts."""
+    values = {**stored, "name": name}
     for key, missing in TEXTS.items():
         values[key] = stored[key] if isinstance(stored.get(key), str) else missing
-    values |= {key: finite(stored.get(key)) for key in NUMBERS}
+    if not isinstance(stored.get("planned"), bool):
+        values["planned"] = None
     if values["verdict"] not in VERDICTS:
         values["verdict"] = "undecided"
     better = {"a_better": values["a"], "b_better": values["b"]}.get(values["verdict"])
     values["in_words"] = values["verdict"] if better is None else f"{better} is better"
-    ends = stored.get("interval")
-    values["interval"] = ""
-    if isinstance(ends, list) and len(ends) == 2:
-        values["interval"] = f"[{number(finite(ends[0]), '-∞')}, {number(finite(ends[1]), '∞')}]"
     return values
 
 
 def _comparison_row(values: Mapping[str, Any]) -> Sequence[Cell]:
     looks = {True: "planned", False: "ad hoc", None: "–"}[values["planned"]]
-    if values["planned"] and values["look"] is not None:
-        looks += f", look {values['look']:g}"
-    lower = "lower is better" if values["mode"] == "min" else ""
-    margin = "" if values["margin"] is None else f"margin {number(values['margin'])}"
+    look, ends = finite(values.get("look")), values.get("interval")
+    if values["planned"] and look is not None:
+        looks += f", look {look:g}"
+    measure = [values["measure"]] if values["measure"] else []
+    if values["mode"] == "min":
+        measure.append("lower is better")
+    if finite(values.get("margin")) is not None:
+        measure.append(f"margin {number(values['margin'])}")
+    interval = ""
+    if isinstance(ends, list) and len(ends) == 2:
+        interval = f"[{number(ends[0], '-∞')}, {number(ends[1], '∞')}]"
     return [
         values["name"],
         f"{values['a']} and {values['b']}",
         {"text": values["in_words"], "is_marked": values["verdict"] != "undecided"},
         looks,
-        ", ".join(filter(None, (values["measure"], lower, margin))),
-        number(values["difference"]),
-        values["interval"],
-        number(values["p_value"]),
-        number(values["prob_a_beats_b"]),
+        ", ".join(measure),
+        number(values.get("difference")),
+        interval,
+        number(values.get("p_value")),
+        number(values.get("prob_a_beats_b")),
     ]
 
 
 def _sentences(found: Sequence[Mapping[str, Any]]) -> list[Text]:
     """What the comparisons say beyond their verdicts; where one of the arms was planned, ad-hoc ones say nothing."""
-    planned = {frozenset((values["a"], values["b"])) for values in found if values["planned"]}
+    planned = [{values["a"], values["b"]} for values in found if values["planned"]]
     texts = []
     for values in found:
-        is_told = values["planned"] or frozenset((values["a"], values["b"])) not in planned
+        is_told = values["planned"] or {values["a"], values["b"]} not in planned
         if is_told and values["sentence"] not in ("", values["in_words"]):
             texts.append(
                 Text(f"{values['a']} and {values['b']} ({values['name']}): {values['sentence']}")
@@ -195,9 +185,11 @@ def film_section(runs: Sequence[RunFacts], page_dir: Path) -> Section:
     room = MAX_BYTES_OF_ALL
     for run in runs:
         for path in find_films(run.record.run_dir):
-            data = _read_small(path, min(room, MAX_EMBEDDED_BYTES))
+            data = b""
+            with contextlib.suppress(CheckpointError, OSError):  # too large, or unreadable
+                data = read_limited(path, min(room, MAX_EMBEDDED_BYTES))
             room -= len(data)
-            blocks.append(_block(run, path, data, page_dir))
+            blocks.append(_film(run, path, data, page_dir))
     return Section("films", "Films", blocks)
 
 
@@ -213,14 +205,7 @@ def find_films(run_dir: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)[:FILMS_OF_A_RUN]]
 
 
-def _read_small(path: Path, max_bytes: int) -> bytes:
-    """The content of a film of at most `max_bytes`; of a larger or unreadable one nothing."""
-    with contextlib.suppress(CheckpointError, OSError):
-        return read_limited(path, max_bytes)
-    return b""
-
-
-def _block(run: RunFacts, path: Path, data: bytes, page_dir: Path) -> Film:
+def _film(run: RunFacts, path: Path, data: bytes, page_dir: Path) -> Film:
     kind = MEDIA[path.suffix.lower()]
     # A colon is quoted too: no name of a folder can make the address one of another scheme.
     link = quote(os.path.relpath(path, page_dir).replace(os.sep, "/"), errors="replace")
@@ -233,15 +218,40 @@ def _block(run: RunFacts, path: Path, data: bytes, page_dir: Path) -> Film:
 
 @dataclass(frozen=True)
 class Facet:
-    """Runs that can share axes: one environment, and steps of one kind."""
+    """Groups of runs that can share axes: one environment, and steps of one kind."""
 
     env: str
     unit: str
     """What the steps count."""
+    groups: Sequence[GroupFacts]
     name: str
     """The environment, and whether the runs are offline where others are not."""
-    marks: Sequence[tuple[int, str]]
-    """Steps that charts mark, with a word."""
+
+    @property
+    def runs(self) -> list[RunFacts]:
+        """The runs of its groups."""
+        return runs_of(self.groups)
+
+    @cached_property
+    def logged(self) -> set[str]:
+        """Metrics that a run has logged."""
+        return {name for run in self.runs for name in run.logged.names}
+
+    @property
+    def marks(self) -> list[tuple[int, str]]:
+        """Steps that charts mark, with a word."""
+        places = dict.fromkeys(run.steps[1] for run in self.runs)
+        return [(place, "online from here") for place in places if place is not None]
+
+    @property
+    def levels(self) -> list[tuple[float, str]]:
+        """The mean return of the datasets that the runs learn from, with a word."""
+        returns = [finite(run.dataset.get("return_mean")) for run in self.runs]
+        known = [value for value in returns if value is not None]
+        if not known:
+            return []
+        mean = statistics.fmean(known)
+        return [(mean, f"data {number(mean)}")]
 
 
 @dataclass(frozen=True)
@@ -251,8 +261,6 @@ class PageFacts:
     title: str
     groups: Sequence[GroupFacts]
     facets: Sequence[Facet]
-    facet_of: Mapping[int, int]
-    """Facet of each group, by their indices."""
     words: Sequence[str]
     page_dir: Path | None = None
     """Folder of the page's file, from which films are linked; None for a live page, which shows none."""
@@ -264,26 +272,28 @@ class PageFacts:
 
     def sections(self) -> list[Section]:
         """The sections that have content."""
-        comparisons = comparison_section(run.record.run_dir for run in self.runs)
-        charts = [
-            final_scores(self.groups),
-            *([] if self.page_dir is None else [film_section(self.runs, self.page_dir)]),
-            Section("episodes", "Episodes", self._plots(EPISODES)),
-            Section(
-                "health", "Health of learning", [*offline_blocks(self.groups), *self._plots(HEALTH)]
-            ),
-            Section("speed", "Speed", [*self._plots(SPEED), *speed_blocks(self.groups)]),
-            Section("other", "Other metrics", self._other_plots()),
-        ]
-        last = [event_section(self.groups), configuration(self.groups), provenance(self.groups)]
+        groups, page_dir = self.groups, self.page_dir
         first = [
-            overview(self.groups),
+            overview(groups),
             Section("learning", "Learning curves", self._plots(LEARNING)),
         ]
-        if len(self.groups) > 1:
+        if len(groups) > 1:
             first.reverse()  # the curves are on the first screen, whatever the table's length
-        compared = [comparisons] if comparisons else []
-        found = [*first, *compared, *charts, *last, commands(self.groups, self.words)]
+        health = [*offline_blocks(groups), *self._plots(HEALTH)]
+        found = [
+            *first,
+            comparison_section(run.record.run_dir for run in self.runs),
+            final_scores(groups),
+            *([] if page_dir is None else [film_section(self.runs, page_dir)]),
+            Section("episodes", "Episodes", self._plots(EPISODES)),
+            Section("health", "Health of learning", health),
+            Section("speed", "Speed", [*self._plots(SPEED), *speed_blocks(groups)]),
+            Section("other", "Other metrics", self._other_plots()),
+            event_section(groups),
+            configuration(groups),
+            provenance(groups),
+            commands(groups, self.words),
+        ]
         return [section for section in found if section.blocks]
 
     def _plots(self, charts: Iterable[Chart]) -> list[Plot]:
@@ -292,12 +302,11 @@ class PageFacts:
         for chart in charts:
             note = chart.note
             for index, facet in enumerate(self.facets):
-                logged = self._logged(index)
-                if not chosen([chart], logged):
+                if chart.metric not in facet.logged:
                     continue
                 title = f"{chart.title}, {facet.name}" if len(self.facets) > 1 else chart.title
-                reference = chart.reference if chart.reference in logged else None
-                levels = self._levels(index) if chart.metric == "eval_return_mean" else []
+                reference = chart.reference if chart.reference in facet.logged else None
+                levels = facet.levels if chart.metric == "eval_return_mean" else []
                 found.append(
                     Plot(
                         chart.metric, table_of(chart.metric), index, title, note, reference, levels
@@ -306,42 +315,28 @@ class PageFacts:
                 note = ""  # beside the first of them
         return found
 
-    def _levels(self, facet: int) -> list[tuple[float, str]]:
-        """The mean return of the datasets that the runs of a facet learn from."""
-        runs = [run for run in self.runs if self.facet_of[run.group] == facet]
-        returns = [
-            value for run in runs if (value := finite(run.dataset.get("return_mean"))) is not None
-        ]
-        return (
-            [(statistics.fmean(returns), f"data {number(statistics.fmean(returns))}")]
-            if returns
-            else []
-        )
-
     def _other_plots(self) -> list[Block]:
-        logged = {name for index in range(len(self.facets)) for name in self._logged(index)}
-        plots = self._plots(others(logged))
+        plots = self._plots(others(name for facet in self.facets for name in facet.logged))
         title = f"{len(plots)} charts of metrics without a section of their own"
         return [Fold(title, [plot.as_dict() for plot in plots])] if plots else []
 
-    def _logged(self, facet: int) -> set[str]:
-        runs = [run for run in self.runs if self.facet_of[run.group] == facet]
-        return {name for run in runs for name in run.logged.names}
-
     def as_dict(self) -> dict[str, Any]:
         """Groups, facets and runs, for the page."""
+        place = {
+            group.index: place for place, facet in enumerate(self.facets) for group in facet.groups
+        }
         return {
             "title": self.title,
             "groups": [
                 {
                     "name": group.group.name,
-                    "facet": self.facet_of[group.index],
+                    "facet": place[group.index],
                     "runs": len(group.runs),
                 }
                 for group in self.groups
             ],
             "facets": [
-                {"env": facet.env, "unit": facet.unit, "marks": list(facet.marks)}
+                {"env": facet.env, "unit": facet.unit, "marks": facet.marks}
                 for facet in self.facets
             ],
             "runs": [
@@ -363,44 +358,39 @@ def page_facts(
     page_dir: Path | None = None,
 ) -> PageFacts:
     """The facts of the runs in `groups`; `logged` has what their log files hold, by run folder."""
-    runs = facts_of(groups, logged)
-    members = [
-        GroupFacts(index, group, [run for run in runs if run.group == index])
-        for index, group in enumerate(groups)
+    found = []
+    for index, group in enumerate(groups):
+        name = group.name if len(groups) > 1 else ""
+        runs = [RunFacts(run, index, logged[run.run_dir], name) for run in group.runs]
+        found.append(GroupFacts(index, group, runs))
+    members: dict[tuple[str, str], list[GroupFacts]] = {}
+    for facts in found:
+        members.setdefault((facts.env, _unit(facts.runs)), []).append(facts)
+    envs = Counter(env for env, _ in members)
+    facets = [
+        Facet(env, unit, sharing, f"{env} ({KINDS[unit]})" if envs[env] > 1 else env)
+        for (env, unit), sharing in members.items()
     ]
-    facets: dict[tuple[str, str], list[tuple[int, str]]] = {}
-    facet_of = {}
-    for group in members:
-        key = (group.env, _unit(group.runs))
-        marks = facets.setdefault(key, [])
-        marks += [mark for run in group.runs for mark in _marks(run) if mark not in marks]
-        facet_of[group.index] = list(facets).index(key)
-    envs = Counter(env for env, _ in facets)
-    found = [
-        Facet(env, unit, f"{env} ({KINDS[unit]})" if envs[env] > 1 else env, marks)
-        for (env, unit), marks in facets.items()
-    ]
-    return PageFacts(_title(members), members, found, facet_of, words, page_dir)
+    return PageFacts(_title(found), found, facets, words, page_dir)
 
 
 def _unit(runs: Sequence[RunFacts]) -> str:
     """What the steps of a group count: of runs of which some went online, both."""
-    units = {run.unit for run in runs}
+    units = {run.steps[0] for run in runs}
     return next((unit for unit in KINDS if unit in units), ONLINE)
 
 
-def _marks(run: RunFacts) -> list[tuple[int, str]]:
-    first = step_unit(run.record)[1]
-    return [] if first is None else [(first, "online from here")]
-
-
 def _title(groups: Sequence[GroupFacts]) -> str:
-    algos = dict.fromkeys(group.algo for group in groups)
-    envs = dict.fromkeys(group.env for group in groups)
-    names = [
-        ", ".join([*list(words)[:3], *(["…"] if len(words) > 3 else [])]) for words in (algos, envs)
-    ]
+    if not groups:
+        return "No runs"
+    algos, envs = _listed(group.algo for group in groups), _listed(group.env for group in groups)
     studies = {group.group.study for group in groups}
-    study = next(iter(studies)) if len(studies) == 1 else None
+    study = studies.pop() if len(studies) == 1 else None
     start = "" if study is None else f"{study.resolve().name}: "
-    return f"{start}{names[0].upper()} on {names[1]}" if groups else "No runs"
+    return f"{start}{algos.upper()} on {envs}"
+
+
+def _listed(words: Iterable[str]) -> str:
+    """The different words; of more than three, the first three."""
+    known = list(dict.fromkeys(words))
+    return ", ".join([*known[:3], "…"] if len(known) > 3 else known)

@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,10 +18,11 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
 from rl_training.files import is_file, open_regular
-from rl_training.studies.catalog import STATES, find_run_folders, is_run_folder, read_run
+from rl_training.studies.catalog import STATES, find_run_folders, read_run
 from rl_training.studies.groups import RunGroup, RunRecord, find_groups
 from rl_training.studies.plan import PLAN_FILE
-from rl_training.views.report.data import START, Curves, Logged, finite, read_curves
+from rl_training.views.report.blocks import finite
+from rl_training.views.report.data import Logged, read_curves
 from rl_training.views.report.page import assemble, report_page, to_json
 from rl_training.views.report.sections import page_facts
 
@@ -32,8 +34,7 @@ SPARK_POINTS = 40
 NO_CONTENT = "default-src 'none'; frame-ancestors 'none'"
 """Content-Security-Policy of answers that are no page."""
 HOST = "127.0.0.1"
-DEFAULT_PORT = 8008
-NUM_PORTS_TRIED = 20
+DEFAULT_PORTS = range(8008, 8028)
 LARGEST_PORT = 65_535
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -41,6 +42,11 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+
+
+HTML = "text/html; charset=utf-8"
+Query = Mapping[str, Sequence[str]]
+"""The values of each name in the query of a request."""
 
 
 @dataclass(frozen=True)
@@ -62,42 +68,39 @@ class Site:
     """The pages of one folder of runs."""
 
     folder: Path
-    logged: dict[Path, tuple[tuple[str, str], Logged]] = field(default_factory=dict)
-    """What the log files of opened runs hold, and the places up to which they were read."""
+    logged: dict[Path, Logged] = field(default_factory=dict)
+    """What the log files of opened runs hold."""
     lock: Lock = field(default_factory=Lock)
 
-    def answer(self, path: str, query: Mapping[str, Sequence[str]]) -> Answer:
+    def answer(self, path: str, query: Query) -> Answer:
         """The answer to a request; a `NotFoundError` for an unknown path."""
-        pages: dict[str, Callable[[Mapping[str, Sequence[str]]], Answer]] = {
+        pages: dict[str, Callable[[Query], Answer]] = {
             "/": self.list_page,
             "/runs": self.run_rows,
             "/view": self.report,
             "/new": self.new_lines,
             "/sections": self.sections,
-            "/favicon.ico": lambda _: Answer(
-                "", "image/x-icon", status=204
-            ),  # browsers ask for it by themselves
+            # Browsers ask for it by themselves.
+            "/favicon.ico": lambda _: Answer("", "image/x-icon", status=204),
         }
         if path not in pages:
             raise NotFoundError(f"there is no page {path!r:.80}")
         return pages[path](query)
 
-    def list_page(self, query: Mapping[str, Sequence[str]]) -> Answer:
+    def list_page(self, query: Query) -> Answer:
         """The folders that hold runs: names only; the runs are read when a folder is opened."""
-        members: dict[Path, int] = {}
-        for run_dir in find_run_folders(self.folder):
-            parent = run_dir.parent if run_dir != self.folder else run_dir
-            members[parent] = members.get(parent, 0) + 1
+        members = Counter(
+            run_dir if run_dir == self.folder else run_dir.parent
+            for run_dir in find_run_folders(self.folder)
+        )
         folders = [
             {
                 "path": self._name(path),
                 "name": "runs without a study" if path == self.folder else self._name(path),
-                "runs": count,
+                "runs": members[path],
                 "is_study": is_file(path / PLAN_FILE),
             }
-            for path, count in sorted(
-                members.items(), key=lambda item: (-_changed(item[0]), item[0])
-            )
+            for path in _newest_first(members)
         ]
         data = {
             "view": "list",
@@ -105,29 +108,27 @@ class Site:
             "folder": str(self.folder),
             "folders": folders,
             "states": STATES,
+            "seconds": SECONDS_BETWEEN_POLLS,
+            "num_runs": members.total(),
         }
-        data["seconds"] = SECONDS_BETWEEN_POLLS
-        page, policy = assemble(
-            f"Runs in {self.folder}", {**data, "num_runs": sum(members.values())}
-        )
-        return Answer(page, "text/html; charset=utf-8", policy)
+        page, policy = assemble(f"Runs in {self.folder}", data)
+        return Answer(page, HTML, policy)
 
-    def run_rows(self, query: Mapping[str, Sequence[str]]) -> Answer:
+    def run_rows(self, query: Query) -> Answer:
         """The runs directly in a folder, newest first, some at a time; of logs only the last lines are read."""
         folder = self._inside(_one(query, "folder"))
         first = _whole(_one(query, "from", "0"))
-        runs = [
-            path for path in find_run_folders(folder) if path.parent == folder or path == folder
-        ]
-        runs.sort(key=lambda path: (-_changed(path / "config.yaml"), path))
+        runs = _newest_first(
+            [path for path in find_run_folders(folder) if folder in (path, path.parent)],
+            "config.yaml",
+        )
         rows = [_row(path, self._name(path)) for path in runs[first : first + RUNS_AT_ONCE]]
         return Answer(to_json({"runs": rows, "count": len(runs)}))
 
-    def report(self, query: Mapping[str, Sequence[str]]) -> Answer:
+    def report(self, query: Query) -> Answer:
         """The live page of the runs, studies or folders that the query names."""
-        names = query.get("path", [])
-        groups = self._groups(names)
-        address = urlencode([("path", name) for name in names])
+        paths, groups = self._groups(query)
+        address = urlencode({"path": query["path"]}, doseq=True)
         live = {
             "new": f"/new?{address}",
             "sections": f"/sections?{address}",
@@ -135,31 +136,30 @@ class Site:
             "runs": _checksum_of(groups),
             "seconds": SECONDS_BETWEEN_POLLS,
         }
-        page = report_page(groups, [str(self._inside(name)) for name in names], live)
+        page = report_page(groups, paths, live)
         for path, curves in page.curves.items():
-            self._note(path, curves, Logged())
-        return Answer(page.html, "text/html; charset=utf-8", page.policy)
+            self._note(path, Logged().extended(curves))
+        return Answer(page.html, HTML, page.policy)
 
-    def new_lines(self, query: Mapping[str, Sequence[str]]) -> Answer:
+    def new_lines(self, query: Query) -> Answer:
         """What the runs from number `from` on have logged after the places that the page has reached."""
-        groups = self._groups(query.get("path", []))
-        runs = [run for group in groups for run in group.runs]
+        _, groups = self._groups(query)
         first = _whole(_one(query, "from", "0"))
+        runs = [run for group in groups for run in group.runs][first:]
         tokens = [tuple(text.split("-")) for text in _one(query, "tokens", "").split("_")]
-        is_same = _one(query, "runs") == _checksum_of(groups) and len(runs) >= first + len(tokens)
+        is_same = _one(query, "runs") == _checksum_of(groups) and len(runs) >= len(tokens)
         is_changed = not is_same or any(len(pair) != 2 for pair in tokens)
         found: list[dict[str, Any] | None] = []
-        for run, places in zip(runs[first:], () if is_changed else tokens, strict=False):
+        for run, places in zip(runs, () if is_changed else tokens, strict=False):
             curves = read_curves(run, places)
             found.append(None if curves.tokens == places else curves.as_dict())
         return Answer(to_json({"is_changed": is_changed, "runs": found}))
 
-    def sections(self, query: Mapping[str, Sequence[str]]) -> Answer:
+    def sections(self, query: Query) -> Answer:
         """The sections of a page, if they differ from those that the page has."""
-        names = query.get("path", [])
-        groups = self._groups(names)
+        paths, groups = self._groups(query)
         logged = {run.run_dir: self._logged(run) for group in groups for run in group.runs}
-        facts = page_facts(groups, logged, [str(self._inside(name)) for name in names])
+        facts = page_facts(groups, logged, paths)
         sections = [section.as_dict() for section in facts.sections()]
         checksum = _checksum(json.dumps(sections, sort_keys=True))
         is_known = checksum == _one(query, "known", "")
@@ -168,35 +168,33 @@ class Site:
     def _logged(self, run: RunRecord) -> Logged:
         """What the log files of a run hold; only their new lines are read."""
         with self.lock:
-            tokens, logged = self.logged.get(run.run_dir, ((START, START), Logged()))
-        return self._note(run.run_dir, read_curves(run, tokens), logged)
+            before = self.logged.get(run.run_dir, Logged())
+        return self._note(run.run_dir, before.extended(read_curves(run, before.tokens)))
 
-    def _note(self, run_dir: Path, curves: Curves, before: Logged) -> Logged:
-        logged = before.extended(curves)
+    def _note(self, run_dir: Path, logged: Logged) -> Logged:
         with self.lock:
-            self.logged[run_dir] = (curves.tokens, logged)
+            self.logged[run_dir] = logged
         return logged
 
-    def _groups(self, names: Sequence[str]) -> list[RunGroup]:
-        if not names:
+    def _groups(self, query: Query) -> tuple[list[str], list[RunGroup]]:
+        """The runs, studies or folders that a query names, and their groups of runs."""
+        paths = [str(self._inside(name)) for name in query.get("path", [])]
+        if not paths:
             raise NotFoundError("no run is named")
         try:
-            return find_groups([str(self._inside(name)) for name in names])
+            return paths, find_groups(paths)
         except ConfigError as error:
             raise NotFoundError(str(error)) from None
 
     def _inside(self, name: str) -> Path:
         """The run, study or folder of that name below the folder; anything else does not exist."""
-        path = self.folder if name == "." else self.folder / name
-        parts = Path(name).parts
+        path = self.folder / name
         with contextlib.suppress(OSError, ValueError):
-            is_inside = not Path(name).is_absolute() and ".." not in parts
+            is_inside = not Path(name).is_absolute() and ".." not in Path(name).parts
             is_real = (
                 is_inside and path.resolve().is_relative_to(self.folder.resolve()) and path.is_dir()
             )
-            if is_real and (
-                is_run_folder(path) or is_file(path / PLAN_FILE) or find_run_folders(path)
-            ):
+            if is_real and (is_file(path / PLAN_FILE) or find_run_folders(path)):
                 return path
         raise NotFoundError(f"there is no run {name!r:.200}")
 
@@ -250,7 +248,7 @@ def _checksum(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def _one(query: Mapping[str, Sequence[str]], name: str, default: str | None = None) -> str:
+def _one(query: Query, name: str, default: str | None = None) -> str:
     values = query.get(name) or ([] if default is None else [default])
     if len(values) != 1:
         raise NotFoundError(f"the request needs one value of '{name}'")
@@ -263,10 +261,15 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _changed(path: Path) -> float:
-    with contextlib.suppress(OSError):
-        return path.stat().st_mtime
-    return 0.0
+def _newest_first(paths: Iterable[Path], file: str = "") -> list[Path]:
+    """The paths by the time at which they, or their `file`, changed; of equal ones by their names."""
+
+    def changed(path: Path) -> float:
+        with contextlib.suppress(OSError):
+            return (path / file).stat().st_mtime
+        return 0.0
+
+    return sorted(paths, key=lambda path: (-changed(path), path))
 
 
 class Server(ThreadingHTTPServer):
@@ -361,21 +364,10 @@ def make_server(folder: Path, port: int | None = None) -> Server:
         raise ConfigError(
             f"bad value {port} for --port: should be 1 to {LARGEST_PORT}, or 0 for any free one"
         )
-    for candidate in _ports(port):
+    for candidate in DEFAULT_PORTS if port is None else [port]:
         with contextlib.suppress(OSError):
             return Server(Site(folder), candidate)
-    tried = (
-        f"port {port} is"
-        if port
-        else f"ports {DEFAULT_PORT} to {DEFAULT_PORT + NUM_PORTS_TRIED - 1} are"
-    )
+    tried = f"port {port} is" if port else f"ports {DEFAULT_PORTS[0]} to {DEFAULT_PORTS[-1]} are"
     raise ConfigError(
         f"{tried} in use or not permitted: give --port another number, or 0 for any free one"
     )
-
-
-def _ports(port: int | None) -> Iterator[int]:
-    if port is not None:
-        yield port
-        return
-    yield from range(DEFAULT_PORT, DEFAULT_PORT + NUM_PORTS_TRIED)

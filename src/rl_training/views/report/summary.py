@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rl_training.studies.groups import RunGroup
@@ -13,15 +13,15 @@ from rl_training.studies.statistics.summaries import NAMES, Summary, summarize
 from rl_training.studies.variation import format_seeds
 from rl_training.views.report.blocks import (
     Block,
-    Cell,
     Section,
     Strip,
     Table,
     Text,
     Verdict,
+    finite,
     number,
 )
-from rl_training.views.report.data import RunFacts, finite
+from rl_training.views.report.data import RunFacts
 
 MAX_REASONS = 20
 """Runs without a score whose reason stands below the table; the events have all of them."""
@@ -106,81 +106,62 @@ class GroupFacts:
             return next(iter(counts), "not known")
         return ", ".join(f"{count} {word}" for word, count in counts.most_common())
 
+    @property
+    def limits(self) -> str:
+        """What the score is, its limits, and over how many runs it is if not over all; empty without a score."""
+        summary = self.summary
+        if summary is None:
+            return ""
+        text = "one run"
+        if summary.low is not None:
+            text = f"{NAMES[summary.kind]} {limits_text(summary.low, summary.high)}"
+        if len(self.scored) == len(self.runs):
+            return text
+        return f"{text} over {len(self.scored)} of {len(self.runs)} runs"
+
 
 def overview(groups: Sequence[GroupFacts]) -> Section:
     """The score of one group in a line, of several in a table."""
-    blocks: list[Block] = (
-        [_verdict(groups[0])] if len(groups) == 1 else [_summary(groups)] if groups else []
-    )
+    blocks: list[Block] = [_summary(groups)] if groups else []
+    if len(groups) == 1:
+        blocks = [_verdict(groups[0])]
     return Section("overview", "Result", blocks)
 
 
 def _verdict(group: GroupFacts) -> Verdict:
-    summary = group.summary
-    facts = [group.algo.upper(), group.env, _counted_seeds(group), group.steps]
+    summary, count, exactness = group.summary, len(group.runs), group.exactness
+    seeds = f"seed{'' if count == 1 else 's'} {group.seeds}" if count else "no run yet"
+    facts = [group.algo.upper(), group.env, seeds, group.steps]
     if any(run.info.state != "finished" for run in group.runs) or group.group.missing:
         facts.append(group.states)
     return Verdict(
         group.index,
         facts,
         "no evaluation yet" if summary is None else number(summary.value),
-        ("" if group.is_final or summary is None else "so far; ")
-        + summary_text(summary)
-        + _share(group),
-        group.exactness if "not known" not in group.exactness else f"exactness {group.exactness}",
+        ("" if group.is_final or summary is None else "so far; ") + group.limits,
+        f"exactness {exactness}" if "not known" in exactness else exactness,
     )
 
 
-def _share(group: GroupFacts) -> str:
-    """Over how many runs the score is, if not over all."""
-    is_partial = group.summary is not None and len(group.scored) < len(group.runs)
-    return f" over {len(group.scored)} of {len(group.runs)} runs" if is_partial else ""
-
-
-def _counted_seeds(group: GroupFacts) -> str:
-    count = len(group.runs)
-    return f"seed{'' if count == 1 else 's'} {group.seeds}" if count else "no run yet"
-
-
-def summary_text(summary: Summary | None) -> str:
-    """What a score is, and the limits of the runs or of its interval."""
-    if summary is None:
-        return ""
-    return (
-        "one run"
-        if summary.low is None
-        else f"{NAMES[summary.kind]} {limits_text(summary.low, summary.high)}"
-    )
-
-
-def limits_text(low: float | None, high: float | None) -> str:
+def limits_text(low: Any, high: Any) -> str:
     """Two limits in brackets."""
-    return "–" if low is None or high is None else f"[{number(low)}, {number(high)}]"
+    known = finite(low) is not None and finite(high) is not None
+    return f"[{number(low)}, {number(high)}]" if known else "–"
 
 
 def _summary(groups: Sequence[GroupFacts]) -> Table:
     # The score stands beside the name: a phone shows these two, and the rest by scrolling.
-    columns = [
-        "group",
-        "score",
-        "range or interval",
-        "best",
-        "success",
-        "steps",
-        "runs",
-        "environment",
-        "exactness",
-    ]
-    rows: list[Sequence[Cell]] = []
+    columns = ["group", "score", "range or interval", "best", "success", "steps", "runs"]
+    columns += ["environment", "exactness"]
+    rows = []
     for group in groups:
-        summary = group.summary
+        score = None if group.summary is None else group.summary.value
         bests = [run.info.best_eval for run in group.runs if run.info.best_eval is not None]
         rows.append(
             [
                 {"text": group.group.name, "group": group.index},
-                number(None if summary is None else summary.value)
-                + ("" if group.is_final else " so far"),
-                summary_text(summary) + _share(group),
+                number(score) + ("" if group.is_final else " so far"),
+                group.limits,
                 number(max(bests, default=None)),
                 number(_mean([success_rate(run) for run in group.scored])),
                 group.steps,
@@ -189,22 +170,8 @@ def _summary(groups: Sequence[GroupFacts]) -> Table:
                 group.exactness,
             ]
         )
-    return drop_empty(
-        Table("Groups of runs that differ only in their seed", columns, rows, 1, ends_in_text=True)
-    )
-
-
-def drop_empty(table: Table) -> Table:
-    """The table without columns of dashes: what no run reports."""
-    if not table.rows:
-        return table
-    kept = [
-        column
-        for column in range(len(table.columns))
-        if any(row[column] != "–" for row in table.rows)
-    ]
-    rows = [[row[column] for column in kept] for row in table.rows]
-    return replace(table, columns=[table.columns[column] for column in kept], rows=rows)
+    caption = "Groups of runs that differ only in their seed"
+    return Table(caption, columns, rows, 1, ends_in_text=True).without_empty_columns()
 
 
 def final_scores(groups: Sequence[GroupFacts]) -> Section:
@@ -212,18 +179,15 @@ def final_scores(groups: Sequence[GroupFacts]) -> Section:
     blocks: list[Block] = []
     envs = dict.fromkeys(group.env for group in groups)
     for env in envs:
-        rows = [
-            _strip_row(group) for group in groups if group.env == env and group.summary is not None
-        ]
-        if sum(len(row["scores"]) for row in rows) > 1:
-            blocks.append(
-                Strip(f"Return at the end, {env}" if len(envs) > 1 else "Return at the end", rows)
-            )
+        found = [group for group in groups if group.env == env and group.summary is not None]
+        if sum(len(group.scored) for group in found) > 1:
+            title = f"Return at the end, {env}" if len(envs) > 1 else "Return at the end"
+            blocks.append(Strip(title, [_strip_row(group) for group in found]))
     runs = runs_of(groups)
     columns = ["run", "state", "step", "score", "episodes", "length", "success", "best", "folder"]
-    table: list[Sequence[Cell]] = [
+    rows = [
         [
-            run_cell(run, groups),
+            run.cell,
             {"text": run.info.state, "state": run.info.state},
             f"{run.info.step:,}",
             number(run.info.last_eval),
@@ -235,15 +199,10 @@ def final_scores(groups: Sequence[GroupFacts]) -> Section:
         ]
         for run in runs
     ]
-    blocks.append(
-        drop_empty(Table("Runs, with their last evaluation", columns, table, 2, ends_in_text=True))
-    )
-    reasons = [
-        f"{run_label(run, groups)} has no score: {run.no_score}." for run in runs if run.no_score
-    ]
-    return Section(
-        "scores", "Final scores", [*blocks, *map(Text, [SCORE_NOTE, *reasons[:MAX_REASONS]])]
-    )
+    table = Table("Runs, with their last evaluation", columns, rows, 2, ends_in_text=True)
+    reasons = [f"{run.full_label} has no score: {run.no_score}." for run in runs if run.no_score]
+    notes = map(Text, [SCORE_NOTE, *reasons[:MAX_REASONS]])
+    return Section("scores", "Final scores", [*blocks, table.without_empty_columns(), *notes])
 
 
 def runs_of(groups: Sequence[GroupFacts]) -> list[RunFacts]:
@@ -251,24 +210,15 @@ def runs_of(groups: Sequence[GroupFacts]) -> list[RunFacts]:
     return [run for group in groups for run in group.runs]
 
 
-def run_cell(run: RunFacts, groups: Sequence[GroupFacts]) -> Cell:
-    """The label of a run, with the color of its group."""
-    return {"text": run_label(run, groups), "group": run.group}
-
-
-def run_label(run: RunFacts, groups: Sequence[GroupFacts]) -> str:
-    """Seed of a run, after its group if there are several."""
-    return run.label if len(groups) == 1 else f"{groups[run.group].group.name}, {run.label}"
-
-
 def _strip_row(group: GroupFacts) -> dict[str, Any]:
-    summary = group.summary
+    assert group.summary is not None
+    scores = [[run.label, finite(run.info.last_eval), run.info.state] for run in group.scored]
     return {
         "group": group.index,
-        "scores": [[run.label, finite(run.info.last_eval), run.info.state] for run in group.scored],
-        "value": None if summary is None else summary.value,
-        "low": None if summary is None else summary.low,
-        "high": None if summary is None else summary.high,
+        "scores": scores,
+        "value": group.summary.value,
+        "low": group.summary.low,
+        "high": group.summary.high,
     }
 
 
@@ -280,64 +230,42 @@ def _num_episodes(run: RunFacts) -> str:
 def success_rate(run: RunFacts) -> float | None:
     """Fraction of the last evaluation's episodes that reported success, of those that reported it."""
     successes = run.evaluation.get("successes")
-    known = (
-        [success for success in successes if isinstance(success, bool)]
-        if isinstance(successes, list)
-        else []
-    )
-    return sum(known) / len(known) if known else None
+    if not isinstance(successes, list):
+        return None
+    return _mean([int(success) for success in successes if isinstance(success, bool)])
 
 
 def _mean(values: Any) -> float | None:
-    numbers = (
-        [value for value in map(finite, values) if value is not None]
-        if isinstance(values, list)
-        else []
-    )
+    if not isinstance(values, list):
+        return None
+    numbers = [value for value in map(finite, values) if value is not None]
     return statistics.fmean(numbers) if numbers else None
 
 
 def offline_blocks(groups: Sequence[GroupFacts]) -> list[Block]:
     """For offline runs the return of their dataset, and stored estimates of fitted Q evaluation (FQE)."""
     runs = [run for run in runs_of(groups) if run.is_offline]
-    rows: list[Sequence[Cell]] = [
-        [
-            run_cell(run, groups),
-            number(finite(run.dataset.get("return_mean"))),
-            number(finite(run.dataset.get("return_max"))),
-            number(run.info.last_eval),
-            number(finite(run.estimate.get("fqe_return_mean"))),
-            limits_text(
-                finite(run.estimate.get("fqe_return_low")),
-                finite(run.estimate.get("fqe_return_high")),
-            ),
-            number(finite(run.estimate.get("behaviour_return_mean"))),
-            {True: "yes", False: "no"}.get(run.estimate.get("fqe_converged") is True, "")
-            if run.estimate
-            else "–",
-        ]
-        for run in runs
-        if run.dataset or run.estimate
-    ]
-    columns = [
-        "run",
-        "data: mean",
-        "data: best",
-        "score",
-        "FQE",
-        "95 % interval",
-        "behaviour",
-        "converged",
-    ]
-    blocks: list[Block] = (
-        [Table("Return of the dataset, of the policy, and estimated", columns, rows)]
-        if rows
-        else []
-    )
-    if runs:
-        blocks.append(
-            Text(
-                f"{OFFLINE_NOTE} {FQE_NOTE if any(not run.estimate for run in runs) else ''}".strip()
+    if not runs:
+        return []
+    columns = ["run", "data: mean", "data: best", "score", "FQE", "95 % interval", "behaviour"]
+    rows = []
+    for run in runs:
+        data, estimate = run.dataset, run.estimate
+        if data or estimate:
+            is_converged = "yes" if estimate.get("fqe_converged") is True else "no"
+            rows.append(
+                [
+                    run.cell,
+                    number(data.get("return_mean")),
+                    number(data.get("return_max")),
+                    number(run.info.last_eval),
+                    number(estimate.get("fqe_return_mean")),
+                    limits_text(estimate.get("fqe_return_low"), estimate.get("fqe_return_high")),
+                    number(estimate.get("behaviour_return_mean")),
+                    is_converged if estimate else "–",
+                ]
             )
-        )
-    return blocks
+    caption = "Return of the dataset, of the policy, and estimated"
+    table = [Table(caption, [*columns, "converged"], rows)] if rows else []
+    is_complete = all(run.estimate for run in runs)
+    return [*table, Text(OFFLINE_NOTE if is_complete else f"{OFFLINE_NOTE} {FQE_NOTE}")]
