@@ -358,17 +358,13 @@ def test_a_signal_ends_a_film_and_leaves_nothing(tmp_path: Path, number: signal.
 
 
 def test_what_ffmpeg_says_when_it_fails_is_told(tmp_path: Path) -> None:
-    writer = FilmWriter(tmp_path / "missing" / "film.mp4", 10.0, ".mp4")
-
-    def film() -> None:
+    with FilmWriter(tmp_path / "missing" / "film.mp4", 10.0, ".mp4") as writer:
         writer.add(np.zeros((4, 4, 3), np.uint8))
-        writer.finish()
-
-    with pytest.raises(
-        RLTrainingError, match=r"(?s)ffmpeg could not write the film .*No such file or directory"
-    ):
-        film()
-    writer.abort()
+        with pytest.raises(
+            RLTrainingError,
+            match=r"(?s)ffmpeg could not write the film .*No such file or directory",
+        ):
+            writer.finish()
 
 
 def test_an_ffmpeg_that_cannot_be_started_is_named(

@@ -103,12 +103,6 @@ def film_rate(path: Path, fps: float) -> float:
     return min(fps, FASTEST_GIF) if path.suffix.lower() == GIF else fps
 
 
-def film_size(path: Path, height: int, width: int) -> tuple[int, int]:
-    """Width and height of a film of this format whose frames have `height` and `width`: MP4 has even sides."""
-    is_mp4 = path.suffix.lower() == MP4
-    return (width + width % 2, height + height % 2) if is_mp4 else (width, height)
-
-
 @contextlib.contextmanager
 def open_film(path: Path, fps: float) -> Iterator[FilmWriter]:
     """Take frames during the block and write them to a new file; after an error neither file nor folder is left."""
@@ -116,13 +110,12 @@ def open_film(path: Path, fps: float) -> Iterator[FilmWriter]:
     try:
         with translate_write_errors(path, kind="the film "):
             path.parent.mkdir(exist_ok=True)
-            with atomic_write(path) as draft:
-                writer = FilmWriter(draft, fps, path.suffix.lower())
-                try:
-                    yield writer
-                    writer.finish()
-                finally:
-                    writer.abort()
+            with (
+                atomic_write(path) as draft,
+                FilmWriter(draft, fps, path.suffix.lower()) as writer,
+            ):
+                yield writer
+                writer.finish()
                 _refuse_existing(path)  # another process may have written it meanwhile
     except BaseException:
         if is_new_folder:
@@ -144,7 +137,22 @@ class FilmWriter:
     def __init__(self, path: Path, fps: float, suffix: str) -> None:
         self._path, self._fps, self._suffix = path, fps, suffix
         self._process: subprocess.Popen[bytes] | None = None
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in abort)
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed at the end of the block)
+        self.num_frames = 0
+        self.width, self.height = 0, 0
+        """Size of the film: MP4 has even sides."""
+
+    def __enter__(self) -> FilmWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End ffmpeg if it still runs."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.kill()
+            with contextlib.suppress(OSError, ValueError):
+                process.communicate()
+        self._log.close()
 
     def add(self, frame: Frame) -> None:
         """Append a frame; all frames have one size."""
@@ -153,13 +161,15 @@ class FilmWriter:
             height, width, _ = frame.shape
             frame = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
         if self._process is None:
-            self._process = self._start(frame.shape[1], frame.shape[0])
+            self.height, self.width, _ = frame.shape
+            self._process = self._start()
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(frame.tobytes())
         except BrokenPipeError:
             self.finish()
             raise
+        self.num_frames += 1
 
     def finish(self) -> None:
         """Wait until ffmpeg has completed the file."""
@@ -174,38 +184,17 @@ class FilmWriter:
                 f"ffmpeg could not write the film (exit code {self._process.returncode}): {text}"
             )
 
-    def abort(self) -> None:
-        """End ffmpeg if it still runs."""
-        process = self._process
-        if process is not None and process.poll() is None:
-            process.kill()
-            with contextlib.suppress(OSError, ValueError):
-                process.communicate()
-        self._log.close()
-
-    def _start(self, width: int, height: int) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         import imageio_ffmpeg
 
-        command = [
-            *(imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-nostats"),
-            *(
-                "-f",
-                "rawvideo",
-                "-pix_fmt",
-                "rgb24",
-                "-s",
-                f"{width}x{height}",
-                "-r",
-                f"{self._fps:g}",
-                "-i",
-                "pipe:0",
-            ),
-            *("-an", *ENCODINGS[self._suffix], "-y", str(self._path)),
-        ]
+        size = f"{self.width}x{self.height}"
+        frames = ("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", f"{self._fps:g}")
+        film = ("-an", *ENCODINGS[self._suffix], "-y", str(self._path))
+        program = (imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-nostats")
         # A session of its own: Ctrl-C in the terminal must reach this process only, which then ends ffmpeg.
         try:
             return subprocess.Popen(
-                command,
+                [*program, *frames, "-i", "pipe:0", *film],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=self._log,
@@ -244,21 +233,22 @@ def with_rendering(source: EnvSource) -> RenderedSource:
     finally:
         close_example(env)
     fps = float(rate) if isinstance(rate, (int, float)) and rate > 0 else DEFAULT_FPS
+    refusal = f"environment '{source.env_id}' cannot be filmed:"
     try:
         example = rendering.make(with_wrappers=False)
     except ConfigError as error:  # the same arguments without render_mode were accepted
-        if not renders_anyway:
-            raise EnvError(
-                f"environment '{source.env_id}' cannot be filmed: its constructor does not accept"
-                f" render_mode='{RENDER_MODE}'; let it take render_mode and keep it in self.render_mode ({error})"
-            ) from error
-        return RenderedSource(plain, fps, uses_mujoco)
+        if renders_anyway:
+            return RenderedSource(plain, fps, uses_mujoco)
+        raise EnvError(
+            f"{refusal} its constructor does not accept render_mode='{RENDER_MODE}'; let it take render_mode and keep"
+            f" it in self.render_mode ({error})"
+        ) from error
     mode = example.render_mode
     close_example(example)
     if mode != RENDER_MODE:
         raise EnvError(
-            f"environment '{source.env_id}' cannot be filmed: made with render_mode='{RENDER_MODE}', its render_mode"
-            f" is {mode!r}; let its constructor keep the argument in self.render_mode"
+            f"{refusal} made with render_mode='{RENDER_MODE}', its render_mode is {mode!r}; let its constructor keep"
+            " the argument in self.render_mode"
         )
     return RenderedSource(rendering, fps, uses_mujoco)
 
@@ -349,25 +339,13 @@ def translate_render_errors(env_id: str, *, uses_mujoco: bool) -> Iterator[None]
 
 def check_frame(frame: Any, env_id: str, shape: tuple[int, ...] | None) -> Frame:
     """The frame if it is an RGB array, of the shape of the first one if there is one."""
-    if (
-        not isinstance(frame, np.ndarray)
-        or frame.dtype != np.uint8
-        or frame.ndim != 3
-        or frame.shape[2] != 3
-    ):
-        is_array = isinstance(frame, np.ndarray)
-        what = (
-            f"an array of {frame.dtype} {list(frame.shape)}"
-            if is_array
-            else f"a {type(frame).__name__}"
-        )
-        raise EnvError(
-            f"environment '{env_id}' cannot be filmed: its render() returned {what}, not an array of uint8"
-            " [height, width, 3]"
-        )
+    start = f"environment '{env_id}' cannot be filmed: its render() returned"
+    expected = "not an array of uint8 [height, width, 3]"
+    if not isinstance(frame, np.ndarray):
+        raise EnvError(f"{start} a {type(frame).__name__}, {expected}")
+    if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+        raise EnvError(f"{start} an array of {frame.dtype} {list(frame.shape)}, {expected}")
     if shape is not None and frame.shape != shape:
         sizes = " and then ".join(f"{width}x{height}" for height, width, _ in (shape, frame.shape))
-        raise EnvError(
-            f"environment '{env_id}' cannot be filmed: its render() returned frames of {sizes} pixels"
-        )
+        raise EnvError(f"{start} frames of {sizes} pixels")
     return frame

@@ -35,7 +35,6 @@ from rl_training.views.film import (
     check_frame,
     check_installed,
     film_rate,
-    film_size,
     open_film,
     translate_render_errors,
     with_rendering,
@@ -148,11 +147,20 @@ def record_video(
         played = [] if pick is None else player.play_all()
         chosen = range(num_episodes) if pick is None else [picked(played, pick)]
         with open_film(target, rate) as writer:
-            camera = _Camera(player, writer, overlay, num_shown=len(chosen))
-            shown = camera.film([(index, played[index] if played else None) for index in chosen])
-    size = film_size(target, *camera.shape[:2])
-    facts = (camera.num_frames, *size, rate, target.stat().st_size)
-    return Film(target, checkpoint, stored_step(state), shown, played or shown, pick, *facts)
+            shown = _film(player, writer, chosen, played, overlay=overlay)
+    return Film(
+        target,
+        checkpoint,
+        stored_step(state),
+        shown,
+        played or shown,
+        pick,
+        writer.num_frames,
+        writer.width,
+        writer.height,
+        rate,
+        target.stat().st_size,
+    )
 
 
 def _rate(target: Path, wanted: float) -> float:
@@ -210,7 +218,7 @@ def open_player(
             tell(f"closing the environment failed: {error}")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Player:
     """Plays evaluation episodes one at a time, each in a new environment and with seeded global generators.
 
@@ -221,13 +229,15 @@ class Player:
     algorithm: Algorithm[Any]
     seeds: Sequence[int]
     runner: EpisodeRunner
+    shape: tuple[int, ...] | None = None
+    """Of all frames; None before the first."""
 
     def play_all(self) -> list[PlayedEpisode]:
         """Play every episode without rendering it."""
-        found = []
+        found: list[PlayedEpisode] = []
         with counter(len(self.seeds), "playing", "episodes", shows_time=True) as show:
             for index in range(len(self.seeds)):
-                found.append(self.play(index, lambda _, done=index: show(done)))  # type: ignore[misc]
+                found.append(self.play(index, lambda _: show(len(found))))
         return found
 
     def play(self, index: int, on_step: OnStep) -> PlayedEpisode:
@@ -245,57 +255,47 @@ class Player:
                 has_ended = step.ended or episode.length >= MAX_EPISODE_STEPS
         return PlayedEpisode(index + 1, episode.seed, episode.total, episode.length)
 
-    def frame(self, episode: Episode, shape: tuple[int, ...] | None) -> Frame:
+    def frame(self, episode: Episode) -> Frame:
         """The picture of an episode's current state."""
         env_id = self.rendered.source.env_id
         with translate_render_errors(env_id, uses_mujoco=self.rendered.uses_mujoco):
             frame = self.runner.render(episode)
-        return check_frame(frame, env_id, shape)
-
-
-class _Camera:
-    """Renders episodes into a film."""
-
-    def __init__(self, player: Player, writer: FilmWriter, overlay: bool, num_shown: int) -> None:
-        self._player, self._writer, self._overlay, self._num_shown = (
-            player,
-            writer,
-            overlay,
-            num_shown,
-        )
-        self.shape: tuple[int, ...] = ()
-        self.num_frames = 0
-
-    def film(self, episodes: Sequence[tuple[int, PlayedEpisode | None]]) -> list[PlayedEpisode]:
-        """Film episodes, given by index and, where they were played before, by what they were then."""
-        shown: list[PlayedEpisode] = []
-        lengths = [before.length + 1 for _, before in episodes if before is not None]
-        total, unit = (sum(lengths), "frames") if lengths else (len(episodes), "episodes")
-        with counter(total, "filming", unit, shows_time=True) as show:
-            for index, before in episodes:
-
-                def on_step(episode: Episode) -> None:
-                    show(self.num_frames if lengths else len(shown))
-                    self._take(episode)
-
-                again = self._player.play(index, on_step)
-                if before not in (None, again):
-                    _tell_difference(before, again)
-                shown.append(again)
-        return shown
-
-    def _take(self, episode: Episode) -> None:
-        frame = self._player.frame(episode, self.shape or None)
+        frame = check_frame(frame, env_id, self.shape)
         self.shape = frame.shape
-        if self._overlay:
-            first = f"episode {episode.index + 1}  " if self._num_shown > 1 else ""
+        return frame
+
+
+def _film(
+    player: Player,
+    writer: FilmWriter,
+    chosen: Sequence[int],
+    played: Sequence[PlayedEpisode],
+    *,
+    overlay: bool,
+) -> list[PlayedEpisode]:
+    """Film the episodes of these indices; a message says if one differs from how it was played before."""
+    shown: list[PlayedEpisode] = []
+    lengths = [played[index].length + 1 for index in chosen] if played else []
+    total, unit = (sum(lengths), "frames") if played else (len(chosen), "episodes")
+
+    def take(episode: Episode) -> None:
+        show(writer.num_frames if played else len(shown))
+        frame = player.frame(episode)
+        if overlay:
+            first = f"episode {episode.index + 1}  " if len(chosen) > 1 else ""
             frame = with_text(frame, f"{first}step {episode.length:,}  return {episode.total:,.1f}")
-        self._writer.add(frame)
-        self.num_frames += 1
+        writer.add(frame)
+
+    with counter(total, "filming", unit, shows_time=True) as show:
+        for index in chosen:
+            again = player.play(index, take)
+            if played and played[index] != again:
+                _tell_difference(played[index], again)
+            shown.append(again)
+    return shown
 
 
-def _tell_difference(before: PlayedEpisode | None, again: PlayedEpisode) -> None:
-    assert before is not None
+def _tell_difference(before: PlayedEpisode, again: PlayedEpisode) -> None:
     tell(
         f"WARNING: the environment does not repeat an episode from its seed: episode {again.number} was chosen for its"
         f" return of {before.total:,.6g} in {before.length:,} steps, and the film shows one of {again.total:,.6g} in"
