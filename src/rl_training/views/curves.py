@@ -95,15 +95,11 @@ class CurveSet:
             runs = f"{len(self.groups)} groups of {_count(min(counts), 'run')}{seeds or ' each'}"
         else:
             runs = f"{len(self.groups)} groups, {_count(self.num_runs, 'run')}{seeds}"
-        kinds = dict.fromkeys(group.kind for group in self.groups if group.kind != "run")
+        kinds = {group.kind for group in self.groups} - {"run"}
         if not kinds:
             return f"{runs}; no band: one run says nothing about the spread"
-        if len(kinds) == 1:
-            words = WORDS[next(iter(kinds))]
-        else:
-            words = " or, below four runs, ".join(
-                WORDS[kind] for kind in sorted(kinds, key="iqm mean median".index)
-            )
+        ordered = [WORDS[kind] for kind in ("iqm", "mean", "median") if kind in kinds]
+        words = " or, below four runs, ".join(ordered)
         single = "; no band where there is one run" if 1 in counts else ""
         return f"{runs}; thin lines: runs; thick line and band: {words}{single}"
 
@@ -117,18 +113,20 @@ def collect_curves(
 ) -> CurveSet:
     """The curves of a metric; an error if no run has it. Four runs and more are summarized by their mean on request."""
     runs = [run for group in groups for run in group.runs]
-    messages = list(_messages(groups, metric, x_axis))
-    found = []
+    messages, found = [], []
     for group in groups:
-        curves = tuple(curve for run in group.runs if (curve := curve_of(run, metric, x_axis)).x)
-        if curves:
-            found.append(join_curves(group.name, curves, use_mean=use_mean))
-            if not found[-1].x:
-                messages.append(
-                    f"the runs of '{group.name}' have no {x_axis} in common: there is no summary of them"
-                )
+        curves = [curve_of(run, metric, x_axis) for run in group.runs]
+        messages += _messages(group, curves, metric, x_axis)
+        shown = [curve for curve in curves if curve.x]
+        if shown:
+            found.append(join_curves(group.name, shown, use_mean=use_mean))
     if not found:
         _refuse(runs, metric, x_axis)
+    messages += [
+        f"the runs of '{group.name}' have no {x_axis} in common: there is no summary of them"
+        for group in found
+        if not group.x
+    ]
     return CurveSet(metric, x_axis, _x_label(runs, x_axis), tuple(found), tuple(messages))
 
 
@@ -170,44 +168,40 @@ def _common_grid(xs: Sequence[Sequence[float]]) -> list[float]:
     within = [{value for value in x if first <= value <= last} for x in xs]
     if first > last:
         return []
-    grid = sorted(set().union(*within))
-    is_shared = all(values == within[0] for values in within)
-    return (
-        grid
-        if is_shared or len(grid) <= MAX_POINTS
-        else np.linspace(first, last, MAX_POINTS).tolist()
-    )
+    grid = set().union(*within)
+    if len(grid) > MAX_POINTS and any(values != grid for values in within):
+        return np.linspace(first, last, MAX_POINTS).tolist()
+    return sorted(grid)
 
 
-def _messages(groups: Sequence[RunGroup], metric: str, x_axis: XAxis) -> Iterator[str]:
-    for group in groups:
-        for run in group.runs:
-            if run.damage is not None:
-                yield f"{run.run_dir.name} is read up to its damage only: {run.damage}"
-            if not run.metrics:
-                yield f"{run.run_dir.name} is left out: it has logged nothing yet"
-            elif not curve_of(run, metric, x_axis).x:
-                lacking = metric if run.curve(metric)[0] == [] else X_KEYS[x_axis]
-                yield f"{run.run_dir.name} is left out: it has not logged {lacking}"
-        if group.missing:
-            listed = ", ".join(group.missing[:4]) + (", …" if len(group.missing) > 4 else "")
-            yield f"{_count(len(group.missing), 'planned run')} of '{group.name}' not begun: {listed}"
+def _messages(
+    group: RunGroup, curves: Sequence[Curve], metric: str, x_axis: XAxis
+) -> Iterator[str]:
+    for run, curve in zip(group.runs, curves, strict=True):
+        if run.damage is not None:
+            yield f"{run.run_dir.name} is read up to its damage only: {run.damage}"
+        if not run.metrics:
+            yield f"{run.run_dir.name} is left out: it has logged nothing yet"
+        elif not curve.x:
+            lacking = X_KEYS[x_axis] if run.curve(metric)[0] else metric
+            yield f"{run.run_dir.name} is left out: it has not logged {lacking}"
+    if group.missing:
+        listed = ", ".join(group.missing[:4]) + (", …" if len(group.missing) > 4 else "")
+        yield f"{_count(len(group.missing), 'planned run')} of '{group.name}' not begun: {listed}"
 
 
 def _refuse(runs: Sequence[RunRecord], metric: str, x_axis: XAxis) -> None:
     """Raise the error that says why there is no curve."""
-    names = dict.fromkeys(
-        name for run in runs for line in run.metrics for name in line if name != "global_step"
-    )
-    damages = [run.damage for run in runs if run.damage is not None]
+    names = dict.fromkeys(name for run in runs for line in run.metrics for name in line)
+    names.pop("global_step", None)
     if not names:
-        some = (
-            f"none of the {len(runs):,} runs has logged anything yet"
-            if runs
-            else "no run has begun yet"
-        )
-        one = f"'{runs[0].run_dir}' has logged nothing yet" if len(runs) == 1 else some
-        raise RLTrainingError(damages[0] if damages else f"{one}: nothing to plot")
+        reason = "no run has begun yet: nothing to plot"
+        if len(runs) == 1:
+            reason = f"'{runs[0].run_dir}' has logged nothing yet: nothing to plot"
+        elif runs:
+            reason = f"none of the {len(runs):,} runs has logged anything yet: nothing to plot"
+        damages = [run.damage for run in runs if run.damage is not None]
+        raise RLTrainingError(damages[0] if damages else reason)
     if metric not in names:
         shown = [name for name in names if name not in PHASES]
         raise ConfigError(f"no run has logged the metric '{metric}'{suggest(metric, shown)}")
@@ -230,11 +224,9 @@ def _online_from(run: RunRecord, key: str) -> float | None:
     first = step_unit(run)[1]
     if first is None or key == "global_step":
         return first
-    steps = [(finite(line.get("global_step")), finite(line.get(key))) for line in run.metrics]
-    before = [
-        value for step, value in steps if step is not None and step <= first and value is not None
-    ]
-    return max(before, default=None)
+    before = [line for line in run.metrics if (finite(line.get("global_step")) or 0) <= first]
+    values = [finite(line.get(key)) for line in before]
+    return max((value for value in values if value is not None), default=None)
 
 
 def _count(number: int, noun: str) -> str:

@@ -19,7 +19,7 @@ from rl_training.experiment.run_folder import safe_name
 from rl_training.files import translate_write_errors
 from rl_training.studies.groups import RunGroup, RunRecord, find_groups, group_runs
 from rl_training.studies.plan import open_study
-from rl_training.studies.statistics.summaries import WORDS, summarize
+from rl_training.studies.statistics.summaries import WORDS, summarize, summary_kind
 from rl_training.views.curves import (
     RETURN,
     Curve,
@@ -110,19 +110,14 @@ def plot_runs(
     run = _only_run(groups)
     target = out or default_target(groups, run, metric, x_axis)
     check_default_target(target) if out is None else check_target(target)
-    shown = metric
-    if (
-        run is not None
-        and metric == RETURN
-        and not run.curve(RETURN)[0]
-        and run.curve(TRAINING_RETURN)[0]
-    ):
-        shown = TRAINING_RETURN
+    run = run if metric == RETURN else None
+    if run is not None and not run.curve(RETURN)[0] and run.curve(TRAINING_RETURN)[0]:
+        metric = TRAINING_RETURN
     figure = None if target.suffix.lower() == TABLE else new_figure()
-    curves = collect_curves(groups, shown, x_axis, use_mean=use_mean)
+    curves = collect_curves(groups, metric, x_axis, use_mean=use_mean)
     if figure is None:
         return Plotted(write_table(curves, target), curves, curves.caption)
-    caption = draw_curves(figure, curves, run if metric == RETURN else None)
+    caption = draw_curves(figure, curves, run)
     figure.supxlabel(textwrap.fill(caption, CAPTION_WIDTH), fontsize="small", color=MUTED)
     return Plotted(save_figure(figure, target), curves, caption)
 
@@ -151,9 +146,9 @@ def default_target(
     groups: Sequence[RunGroup], run: RunRecord | None, metric: str, x_axis: XAxis
 ) -> Path:
     """The picture of one run or of one whole study, in its folder; an error for anything else."""
-    end = ("" if metric == RETURN else f"-{safe_name(metric)}") + (
-        "" if x_axis == "steps" else f"-{x_axis}"
-    )
+    end = "" if metric == RETURN else f"-{safe_name(metric)}"
+    if x_axis != "steps":
+        end += f"-{x_axis}"
     if run is not None:
         return run.run_dir / f"{RUN_PICTURE}{end}.png"
     studies = {group.study for group in groups}
@@ -175,10 +170,9 @@ def write_table(curves: CurveSet, target: Path) -> Path:
         for curve in group.curves:
             name = (*start, "run", curve.run_dir.name, curve.seed)
             writer.writerows((*name, x, y, "", "") for x, y in zip(curve.x, curve.y, strict=True))
-        rows = (
-            zip(group.x, group.y, group.low, group.high, strict=True) if group.kind != "run" else ()
-        )
-        writer.writerows((*start, group.kind, "", "", *row) for row in rows)
+        if group.kind != "run":
+            rows = zip(group.x, group.y, group.low, group.high, strict=True)
+            writer.writerows((*start, group.kind, "", "", *row) for row in rows)
     with translate_write_errors(target, kind="the table "):
         target.write_text(text.getvalue(), encoding="utf-8")
     return target
@@ -187,17 +181,15 @@ def write_table(curves: CurveSet, target: Path) -> Path:
 def _group_values(group: GroupCurves) -> dict[str, Any]:
     last: dict[str, Any] | None = None
     if group.x:
+        has_band = group.kind != "run"
         last = {
             "x": group.x[-1],
             "mean": group.mean[-1],
             "summary": group.kind,
             "value": group.y[-1],
+            "low": group.low[-1] if has_band else None,
+            "high": group.high[-1] if has_band else None,
         }
-        last |= (
-            {"low": None, "high": None}
-            if group.kind == "run"
-            else {"low": group.low[-1], "high": group.high[-1]}
-        )
     runs = [str(curve.run_dir) for curve in group.curves]
     return {"name": group.name, "runs": runs, "online_from": group.online_from, "last": last}
 
@@ -219,23 +211,21 @@ def _draw_run(axes: Any, run: RunRecord, x_axis: XAxis, unit: float) -> tuple[st
             marker = "o" if curve is returns or len(curve.x) == 1 else None
             _draw_line(axes, curve, unit, color=color_of(index), label=name, marker=marker)
     values = training.y + returns.y
-    caption = f"1 run{f' ({seeds})' if (seeds := seeds_text([run.seed])) else ''}"
+    seeds = seeds_text([run.seed])
+    caption = f"1 run ({seeds})" if seeds else "1 run"
     if returns.x and returns.x == deviation.x:
-        pairs = list(zip(returns.y, deviation.y, strict=True))
+        y, spread = np.array(returns.y), np.array(deviation.y)
         floor = 0.0 if min(values) >= 0 else -math.inf
-        low, high = (
-            [max(floor, y - spread) for y, spread in pairs],
-            [y + spread for y, spread in pairs],
-        )
-        _draw_band(axes, [x / unit for x in returns.x], low, high, color_of(1))
-        values += low + high
+        low, high = np.maximum(floor, y - spread), y + spread
+        _draw_band(axes, np.divide(returns.x, unit), low, high, color_of(1))
+        values += [*low, *high]
         caption += "; band: one standard deviation of the evaluation's episodes"
     return caption, values
 
 
 def _draw_group(axes: Any, group: GroupCurves, index: int, unit: float) -> None:
     """A thin line for each run if there are several, their summary, and its band."""
-    count, color, grid = len(group.curves), color_of(index), [x / unit for x in group.x]
+    count, color, grid = len(group.curves), color_of(index), np.divide(group.x, unit)
     if count > 1:
         for curve in group.curves:
             marker = "o" if len(curve.x) == 1 else None
@@ -250,9 +240,7 @@ def _draw_group(axes: Any, group: GroupCurves, index: int, unit: float) -> None:
     )
 
 
-def _draw_band(
-    axes: Any, x: Sequence[float], low: Sequence[float], high: Sequence[float], color: str
-) -> None:
+def _draw_band(axes: Any, x: Any, low: Any, high: Any, color: str) -> None:
     """The area between two limits; at a single point a vertical line."""
     if len(x) == 1:
         axes.vlines(x, low, high, color=color, alpha=0.3, linewidth=6)
@@ -261,22 +249,21 @@ def _draw_band(
 
 
 def _draw_line(axes: Any, curve: Curve, unit: float, **style: Any) -> None:
-    axes.plot([x / unit for x in curve.x], curve.y, markersize=4, **style)
+    axes.plot(np.divide(curve.x, unit), curve.y, markersize=4, **style)
 
 
 def _mark_online(axes: Any, groups: Sequence[GroupCurves], unit: float) -> None:
     """A vertical line where runs went online; groups that did so at different places have lines of their colors."""
-    places = [(index, group.online_from) for index, group in enumerate(groups)]
-    known = {place: color_of(index) for index, place in places if place is not None}
-    for number, (place, color) in enumerate(known.items()):
-        label = "online from here" if number == 0 else None
-        axes.axvline(
-            place / unit,
-            color=MUTED if len(known) == 1 else color,
-            linestyle="--",
-            linewidth=1,
-            label=label,
-        )
+    places = {
+        group.online_from: color_of(index)
+        for index, group in enumerate(groups)
+        if group.online_from is not None
+    }
+    label: str | None = "online from here"
+    for place, color in places.items():
+        shown = MUTED if len(places) == 1 else color
+        axes.axvline(place / unit, color=shown, linestyle="--", linewidth=1, label=label)
+        label = None  # once in the legend
 
 
 def _unit(curves: CurveSet) -> tuple[float, str]:
@@ -290,16 +277,10 @@ def _unit(curves: CurveSet) -> tuple[float, str]:
 
 
 def plot_comparison(result: Comparison | ManyComparisons, target: Path) -> Path:
-    """Draw a comparison into a file."""
-    return save_figure(draw_comparison(result), target)
-
-
-def draw_comparison(result: Comparison | ManyComparisons) -> Figure:
-    """Scores of each arm, a panel for each task, and below them the differences with their intervals."""
+    """Draw the scores of each arm, a panel for each task, and below them the differences with their intervals."""
     pairs, arms = result.pairs, result.table.arms
     tasks = list(arms[0].by_task)
-    height = 1.6 + 0.42 * len(arms) + 0.42 * len(pairs)
-    figure = new_figure(height + 1)
+    figure = new_figure(2.6 + 0.42 * len(arms) + 0.42 * len(pairs))
     grid = figure.add_gridspec(2, len(tasks), height_ratios=[len(arms) + 1, len(pairs) + 1])
     for column, task in enumerate(tasks):
         axes = figure.add_subplot(grid[0, column])
@@ -311,30 +292,28 @@ def draw_comparison(result: Comparison | ManyComparisons) -> Figure:
     title = pairs[0].sentence if len(pairs) == 1 else f"{len(arms)} arms, all pairs"
     figure.suptitle(title, fontsize="medium", wrap=True)
     kinds = dict.fromkeys(
-        summarize(list(scores.values())).kind for arm in arms for scores in arm.by_task.values()
+        summary_kind(len(scores)) for arm in arms for scores in arm.by_task.values()
     )
     shown = "; ".join(WORDS[kind] for kind in kinds)
     figure.supxlabel(f"dots: runs; bars: {shown}", fontsize="small", color=MUTED)
-    return figure
+    return save_figure(figure, target)
 
 
 def _draw_scores(axes: Any, arms: Sequence[ArmScores], task: str) -> None:
-    generator = np.random.default_rng(
-        0
-    )  # of the vertical scatter, so that equal scores are all seen
+    scatter = np.random.default_rng(0)  # vertical, so that equal scores are all seen
+    values: list[float] = []
     for row, arm in enumerate(arms):
         scores = list(arm.by_task[task].values())
-        heights = row + generator.uniform(-0.18, 0.18, len(scores))
+        values += scores
+        heights = row + scatter.uniform(-0.18, 0.18, len(scores))
         axes.plot(scores, heights, "o", color=color_of(row), alpha=0.55, markersize=5)
         summary = summarize(scores)
         axes.plot([summary.value], [row], "|", color="k", markersize=18, markeredgewidth=2)
-        if summary.low is not None and summary.high is not None:
+        if summary.low is not None:
             axes.plot([summary.low, summary.high], [row, row], "-", color="k", linewidth=1.5)
     style_axes(axes, "x")
-    axes.set_yticks(
-        range(len(arms)), [f"{_short(arm.name)} ({len(arm.by_task[task])})" for arm in arms]
-    )
-    values = [score for arm in arms for score in arm.by_task[task].values()]
+    names = [f"{_short(arm.name)} ({len(arm.by_task[task])})" for arm in arms]
+    axes.set_yticks(range(len(arms)), names)
     axes.set(ylim=(len(arms) - 0.5, -0.5), xlim=value_limits(values))
 
 
@@ -348,25 +327,18 @@ def _draw_differences(axes: Any, pairs: Sequence[Comparison]) -> None:
     style_axes(axes, "x")
     axes.axvline(0, color=MUTED, linewidth=1)
     for row, pair in enumerate(pairs):
-        low, high = pair.judgement.interval
-        is_bounded = math.isfinite(low) and math.isfinite(high)
-        axes.plot([pair.judgement.difference], [row], "D", color="k", markersize=5)
-        if is_bounded:
-            axes.plot([low, high], [row, row], "-", color="k", linewidth=1.5)
+        difference, interval = pair.judgement.difference, pair.judgement.interval
+        axes.plot([difference], [row], "D", color="k", markersize=5)
+        if all(map(math.isfinite, interval)):
+            axes.plot(interval, [row, row], "-", color="k", linewidth=1.5)
         else:
-            axes.annotate(
-                "interval unbounded: too few runs",
-                (pair.judgement.difference, row),
-                (6, 4),
-                "data",
-                "offset points",
-                fontsize="small",
-            )
-    axes.set_yticks(
-        range(len(pairs)), [f"{_short(pair.a.name)} − {_short(pair.b.name)}" for pair in pairs]
-    )
-    axes.set_ylim(len(pairs) - 0.5, -0.5)
-    axes.set_xlabel(f"difference of the means ({percent(1 - pairs[0].alpha)} interval)")
+            text = "interval unbounded: too few runs"
+            place = (difference, row)
+            axes.annotate(text, place, (6, 4), "data", "offset points", fontsize="small")
+    names = [f"{_short(pair.a.name)} − {_short(pair.b.name)}" for pair in pairs]
+    axes.set_yticks(range(len(pairs)), names)
+    label = f"difference of the means ({percent(1 - pairs[0].alpha)} interval)"
+    axes.set(ylim=(len(pairs) - 0.5, -0.5), xlabel=label)
 
 
 def _short(name: str) -> str:
