@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.experiment.yaml_text import dump_yaml
+from rl_training.studies.groups import find_groups
+from rl_training.views.report.page import report_page
 
 HOSTILE = "</script><img src=x onerror=hacked=1>"
 """As in the name of a run or an algorithm."""
@@ -25,25 +27,13 @@ def write_run(
     algo_kwargs: Mapping[str, Any] | None = None,
     **metadata: Any,
 ) -> Path:
-    """A run folder with these lines in `metrics.jsonl`, which has finished unless `metadata` tells otherwise."""
+    """A run folder with these lines in `metrics.jsonl`, which has finished unless `metadata` says otherwise."""
     run_dir = folder / name
     (run_dir / "checkpoints").mkdir(parents=True)
-    config = {
-        "algo": algo,
-        "env_id": env_id,
-        "seed": seed,
-        "total_timesteps": 100,
-        "algo_kwargs": dict(algo_kwargs or {}),
-    }
-    (run_dir / "config.yaml").write_text(dump_yaml(config))
-    known = {
-        "status": "finished",
-        "algo": algo,
-        "env_id": env_id,
-        "seed": seed,
-        "total_timesteps": 100,
-    }
+    known = {"algo": algo, "env_id": env_id, "seed": seed, "total_timesteps": 100}
+    (run_dir / "config.yaml").write_text(dump_yaml({**known, "algo_kwargs": algo_kwargs or {}}))
     more = {
+        "status": "finished",
         "exactness": "exact",
         "command": ["rl-training", "train", algo, env_id],
         "created": "2026-01-02T03:04:05+00:00",
@@ -55,19 +45,24 @@ def write_run(
 
 def append_lines(run_dir: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """Append to `metrics.jsonl`, and for each evaluation one episode to `evaluations.jsonl`."""
-    lines = list(lines)
-    with (run_dir / "metrics.jsonl").open("a") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-    scored = [line for line in lines if line.get("eval_return_mean") is not None]
-    with (run_dir / "evaluations.jsonl").open("a") as file:
-        for line in scored:
-            episodes = {"seeds": [1], "returns": [line["eval_return_mean"]], "lengths": [7]}
-            file.write(json.dumps({"global_step": line["global_step"], **episodes}) + "\n")
+    metrics, evaluations = run_dir / "metrics.jsonl", run_dir / "evaluations.jsonl"
+    with metrics.open("a") as file, evaluations.open("a") as scored:
+        for line in lines:
+            file.write(json.dumps(line) + "\n")
+            if line.get("eval_return_mean") is not None:
+                episodes = {"seeds": [1], "returns": [line["eval_return_mean"]], "lengths": [7]}
+                scored.write(json.dumps({"global_step": line["global_step"], **episodes}) + "\n")
 
 
 def line(step: int, value: float, **metrics: Any) -> dict[str, Any]:
     """A line of metrics with an evaluation."""
     return {"global_step": step, "eval_return_mean": value, "eval_length_mean": 7.0, **metrics}
+
+
+def page_of(*paths: Path, page_dir: Path | None = None) -> str:
+    """The page of runs or folders of runs."""
+    words = list(map(str, paths))
+    return report_page(find_groups(words), words, page_dir=page_dir).html
 
 
 def data_of(page: str) -> dict[str, Any]:
