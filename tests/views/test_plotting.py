@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from report_tools import append_lines, line, write_run
 
 from rl_training.cli import main
 from rl_training.errors import ConfigError, RLTrainingError
-from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.studies.groups import RunRecord, find_groups
 from rl_training.studies.plan import make_plan, store_plan
 from rl_training.views.curves import CurveSet, XAxis, collect_curves
@@ -23,40 +24,46 @@ from rl_training.views.plotting import draw_curves, plot_learning_curve, plot_ru
 ONLINE = {"online": {"after_updates": 100}}
 RETURN = "eval_return_mean"
 PNG = b"\x89PNG"
+Points = dict[int, float]
+Call = Callable[..., tuple[str, str]]
 
 
-def write_run(
+def write_curve(
     path: Path,
-    points: dict[int, float],
+    points: Points,
     *,
-    seed: int = 0,
     seconds_per_step: float | None = 0.5,
     metric: str = RETURN,
     **config: Any,
 ) -> Path:
     """A run folder that has logged `points` of a metric; its gradient steps are twice its steps."""
-    (path / "checkpoints").mkdir(parents=True)
-    values = {"algo": "ppo", "env_id": "CartPole-v1", "seed": seed, "algo_kwargs": {}, **config}
-    (path / "config.yaml").write_text(dump_yaml(values))
     lines = [
         {"global_step": step, "gradient_steps": 2 * step, metric: value}
         for step, value in points.items()
     ]
-    (path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    write_run(path.parent, path.name, lines, **config)
     if seconds_per_step is not None:
         times = [{"global_step": step, "wall_time": step * seconds_per_step} for step in points]
         (path / "timing.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in times))
     return path
 
 
-def curves_in(folder: Path, metric: str = RETURN, x_axis: XAxis = "steps") -> CurveSet:
-    return collect_curves(find_groups([str(folder)]), metric, x_axis)
+def write_seeds(folder: Path, *curves: Points, **config: Any) -> Path:
+    """A folder of runs that differ in their seed, one for each curve."""
+    for seed, points in enumerate(curves):
+        write_curve(folder / f"{seed}", points, seed=seed, **config)
+    return folder
+
+
+def curves_in(
+    folder: Path, metric: str = RETURN, x_axis: XAxis = "steps", **options: Any
+) -> CurveSet:
+    return collect_curves(find_groups([str(folder)]), metric, x_axis, **options)
 
 
 class TestMean:
     def test_up_to_three_runs_have_their_median_and_range(self, tmp_path: Path) -> None:
-        for seed, (first, second) in enumerate([(1.0, 5.0), (2.0, 6.0), (6.0, 70.0)]):
-            write_run(tmp_path / str(seed), {10: first, 30: second}, seed=seed)
+        write_seeds(tmp_path, {10: 1.0, 30: 5.0}, {10: 2.0, 30: 6.0}, {10: 6.0, 30: 70.0})
         (group,) = curves_in(tmp_path).groups
         assert (group.kind, group.x, group.y) == ("median", [10, 30], [2.0, 6.0])
         assert (group.low, group.high, group.mean) == ([1.0, 5.0], [6.0, 70.0], [3.0, 27.0])
@@ -65,60 +72,49 @@ class TestMean:
         self, tmp_path: Path
     ) -> None:
         scores = [1.0, 2.0, 6.0, 70.0]
-        for seed, score in enumerate(scores):
-            write_run(tmp_path / str(seed), {10: score}, seed=seed)
+        write_seeds(tmp_path, *({10: score} for score in scores))
         (group,) = curves_in(tmp_path).groups
         assert (group.kind, group.y) == ("iqm", [4.0])  # of 2 and 6
         assert scores[0] <= group.low[0] < 4.0 < group.high[0] <= scores[-1]
-        (group,) = collect_curves(find_groups([str(tmp_path)]), use_mean=True).groups
+        (group,) = curves_in(tmp_path, use_mean=True).groups
         half = 3.1824 * statistics.stdev(scores) / 2  # Student's t, three degrees of freedom
         assert (group.kind, group.y) == ("mean", [19.75])
-        assert (group.low[0], group.high[0]) == pytest.approx(
-            (19.75 - half, 19.75 + half), rel=1e-4
-        )
+        assert [*group.low, *group.high] == pytest.approx([19.75 - half, 19.75 + half], rel=1e-4)
 
-    def test_others_are_interpolated_within_the_range_that_all_have(self, tmp_path: Path) -> None:
-        write_run(tmp_path / "a", {0: 0.0, 20: 20.0, 40: 40.0}, seed=0)
-        write_run(tmp_path / "b", {10: 0.0, 30: 40.0, 60: 100.0}, seed=1)
-        (group,) = curves_in(tmp_path).groups
-        assert group.x == [10, 20, 30, 40]
-        assert group.y == [5.0, 20.0, 35.0, 50.0]  # 10 and 0, 20 and 20, 30 and 40, 40 and 60
-
-    def test_a_shorter_run_ends_the_mean(self, tmp_path: Path) -> None:
-        write_run(tmp_path / "a", {10: 1.0, 20: 1.0, 30: 9.0}, seed=0)
-        write_run(tmp_path / "b", {10: 3.0, 20: 3.0}, seed=1)
-        (group,) = curves_in(tmp_path).groups
-        assert (group.x, group.y) == ([10, 20], [2.0, 2.0])
-        assert [curve.x for curve in group.curves] == [[10, 20, 30], [10, 20]]
-
-    def test_runs_without_a_common_range_have_no_mean(self, tmp_path: Path) -> None:
-        write_run(tmp_path / "a", {10: 1.0, 20: 1.0}, seed=0)
-        write_run(tmp_path / "b", {30: 3.0, 40: 3.0}, seed=1)
-        found = curves_in(tmp_path)
-        assert found.groups[0].x == []
-        assert "no steps in common" in found.messages[0]
+    @pytest.mark.parametrize(
+        ("one", "other", "mean"),
+        [
+            # Of 10 and 0, 20 and 20, 30 and 40, 40 and 60.
+            (
+                {0: 0.0, 20: 20.0, 40: 40.0},
+                {10: 0.0, 30: 40.0, 60: 100.0},
+                {10: 5.0, 20: 20.0, 30: 35.0, 40: 50.0},
+            ),
+            ({10: 1.0, 20: 1.0, 30: 9.0}, {10: 3.0, 20: 3.0}, {10: 2.0, 20: 2.0}),
+            ({10: 1.0, 20: 1.0}, {30: 3.0, 40: 3.0}, {}),
+        ],
+        ids=["interpolated", "shorter", "apart"],
+    )
+    def test_a_summary_is_where_all_runs_have_values(
+        self, tmp_path: Path, one: Points, other: Points, mean: Points
+    ) -> None:
+        found = curves_in(write_seeds(tmp_path, one, other))
+        (group,) = found.groups
+        assert dict(zip(group.x, group.y, strict=True)) == mean
+        assert [curve.x for curve in group.curves] == [list(one), list(other)]
+        assert ("no steps in common" in "".join(found.messages)) == (mean == {})
 
     def test_many_different_places_make_an_even_grid(self, tmp_path: Path) -> None:
-        for seed in range(3):
-            write_run(
-                tmp_path / str(seed), {3 * step + seed: 1.0 for step in range(300)}, seed=seed
-            )
-        (group,) = curves_in(tmp_path).groups
-        assert len(group.x) == 512
-        assert (group.x[0], group.x[-1]) == (2, 897)
+        places = [range(seed, 900, 3) for seed in range(3)]
+        (group,) = curves_in(write_seeds(tmp_path, *(dict.fromkeys(x, 1.0) for x in places))).groups
+        assert (len(group.x), group.x[0], group.x[-1]) == (512, 2, 897)
         assert group.y == pytest.approx([1.0] * 512)
 
     def test_of_two_lines_of_a_step_the_later_one_counts_and_what_is_not_finite_does_not(
         self, tmp_path: Path
     ) -> None:
-        run = write_run(tmp_path / "a", {10: 1.0})
-        more = [
-            '{"global_step": 10, "eval_return_mean": 2.0}',
-            '{"global_step": 20, "eval_return_mean": NaN}',
-        ]
-        (run / "metrics.jsonl").write_text(
-            (run / "metrics.jsonl").read_text() + "\n".join(more) + "\n"
-        )
+        run = write_curve(tmp_path / "a", {10: 1.0})
+        append_lines(run, [line(10, 2.0), line(20, math.nan)])
         (group,) = curves_in(run).groups
         assert (group.kind, group.x, group.y) == ("run", [10], [2.0])
 
@@ -143,70 +139,69 @@ class TestAxis:
         online_from: int | None,
         tmp_path: Path,
     ) -> None:
-        run = write_run(
+        run = write_curve(
             tmp_path / "a", {50: 1.0, 100: 1.0, last_step: 2.0}, algo=algo, algo_kwargs=algo_kwargs
         )
         found = curves_in(run)
         assert (found.x_label, found.groups[0].online_from) == (label, online_from)
 
     def test_without_settings_it_says_steps(self, tmp_path: Path) -> None:
-        run = write_run(tmp_path / "a", {50: 1.0})
+        run = write_curve(tmp_path / "a", {50: 1.0})
         (run / "config.yaml").unlink()
         assert curves_in(run).x_label == "steps"
 
     def test_runs_of_different_kinds_have_a_common_label(self, tmp_path: Path) -> None:
-        write_run(tmp_path / "a", {50: 1.0})
-        write_run(tmp_path / "b", {50: 1.0}, algo="iql")
+        write_curve(tmp_path / "a", {50: 1.0})
+        write_curve(tmp_path / "b", {50: 1.0}, algo="iql")
         assert curves_in(tmp_path).x_label == "environment steps (offline runs: updates)"
-        write_run(tmp_path / "iql" / "b", {50: 1.0}, algo="iql", algo_kwargs=ONLINE)
-        write_run(
-            tmp_path / "iql" / "c", {50: 1.0, 150: 1.0}, algo="iql", algo_kwargs=ONLINE, seed=1
+        tuned = write_seeds(
+            tmp_path / "iql", {50: 1.0}, {50: 1.0, 150: 1.0}, algo="iql", algo_kwargs=ONLINE
         )
-        assert curves_in(tmp_path / "iql").x_label == "updates, then environment steps"
+        assert curves_in(tuned).x_label == "updates, then environment steps"
 
-    def test_time_and_updates(self, tmp_path: Path) -> None:
-        run = write_run(
-            tmp_path / "a", {50: 1.0, 100: 2.0, 150: 3.0}, algo="iql", algo_kwargs=ONLINE
-        )
-        timed, updates = curves_in(run, x_axis="time"), curves_in(run, x_axis="updates")
-        assert (timed.groups[0].x, timed.groups[0].online_from) == ([25.0, 50.0, 75.0], 50.0)
-        assert timed.x_label == "wall time (seconds)"
-        assert (updates.groups[0].x, updates.groups[0].online_from) == ([100, 200, 300], 200)
-        assert updates.x_label == "gradient steps"
+    @pytest.mark.parametrize(
+        ("x_axis", "label", "x"),
+        [
+            ("time", "wall time (seconds)", [25.0, 50.0, 75.0]),
+            ("updates", "gradient steps", [100, 200, 300]),
+        ],
+    )
+    def test_time_and_updates(
+        self, tmp_path: Path, x_axis: XAxis, label: str, x: list[float]
+    ) -> None:
+        points = {50: 1.0, 100: 2.0, 150: 3.0}
+        run = write_curve(tmp_path / "a", points, algo="iql", algo_kwargs=ONLINE)
+        found = curves_in(run, x_axis=x_axis)
+        assert (found.x_label, found.groups[0].x, found.groups[0].online_from) == (label, x, x[1])
 
 
 class TestWhatIsNotShown:
     def test_an_unknown_metric_is_refused_with_the_nearest(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="did you mean 'eval_return_mean'"):
-            curves_in(write_run(tmp_path / "a", {1: 1.0}), "eval_retrn_mean")
+            curves_in(write_curve(tmp_path / "a", {1: 1.0}), "eval_retrn_mean")
 
-    def test_a_metric_that_only_some_runs_have_is_told(self, tmp_path: Path) -> None:
-        write_run(tmp_path / "a", {1: 1.0})
-        write_run(tmp_path / "b", {1: 1.0}, seed=1, metric="policy_loss")
+    def test_runs_without_the_metric_or_its_times_are_told(self, tmp_path: Path) -> None:
+        write_curve(tmp_path / "a", {1: 1.0})
+        write_curve(tmp_path / "b", {1: 1.0}, seed=1, metric="policy_loss")
+        write_curve(tmp_path / "c", {1: 1.0}, seed=2, seconds_per_step=None)
         found = curves_in(tmp_path)
         assert found.messages == ("b is left out: it has not logged eval_return_mean",)
-        assert found.num_runs == 1
-
-    def test_runs_without_times_are_told(self, tmp_path: Path) -> None:
-        write_run(tmp_path / "a", {1: 1.0})
-        write_run(tmp_path / "b", {1: 1.0}, seed=1, seconds_per_step=None)
-        assert curves_in(tmp_path, x_axis="time").messages == (
-            "b is left out: it has not logged wall_time",
-        )
+        assert found.num_runs == 2
+        timed = curves_in(tmp_path, x_axis="time")
+        assert timed.messages[1] == "c is left out: it has not logged wall_time"
         with pytest.raises(RLTrainingError, match="together with wall_time: use --x steps"):
-            curves_in(tmp_path / "b", x_axis="time")
+            curves_in(tmp_path / "c", x_axis="time")
 
     def test_empty_and_damaged_runs_are_told(self, tmp_path: Path) -> None:
-        for seed, name in enumerate("abc"):
-            write_run(tmp_path / name, {1: 1.0}, seed=seed)
-        (tmp_path / "b" / "metrics.jsonl").write_text("")
-        with (tmp_path / "c" / "metrics.jsonl").open("a") as file:
+        write_seeds(tmp_path, *[{1: 1.0}] * 3)
+        (tmp_path / "1" / "metrics.jsonl").write_text("")
+        with (tmp_path / "2" / "metrics.jsonl").open("a") as file:
             file.write("[]\n")
         empty, damaged = curves_in(tmp_path).messages
-        assert empty == "b is left out: it has logged nothing yet"
-        assert damaged.startswith("c is read up to its damage only: line 2 of ")
+        assert empty == "1 is left out: it has logged nothing yet"
+        assert damaged.startswith("2 is read up to its damage only: line 2 of ")
         with pytest.raises(RLTrainingError, match="has logged nothing yet"):
-            curves_in(tmp_path / "b")
+            curves_in(tmp_path / "1")
 
     def test_planned_runs_that_have_not_begun_are_told(self, tmp_path: Path) -> None:
         study = small_study(tmp_path, begun=3)
@@ -238,7 +233,7 @@ class TestCaption:
     ) -> None:
         for algo, seeds in groups.items():
             for seed in seeds:
-                write_run(tmp_path / f"{algo}{seed}", {1: 1.0}, seed=seed, algo=algo)
+                write_curve(tmp_path / f"{algo}{seed}", {1: 1.0}, seed=seed, algo=algo)
         found = curves_in(tmp_path).caption
         assert found.startswith(caption)
         counts = {len(seeds) for seeds in groups.values()}
@@ -257,7 +252,7 @@ def small_study(folder: Path, begun: int = 4) -> Path:
     plan = make_plan("small", [base], vary={"algo_kwargs.gamma": [0.9, 0.99]}, seeds="0..1")
     study = store_plan(plan, folder / "small")
     for number, run in enumerate(study.runs()[:begun]):
-        write_run(run.run_dir, {10: number, 20: number + 1.0}, seed=run.config.seed)
+        write_curve(run.run_dir, {10: number, 20: number + 1.0}, seed=run.config.seed)
     return study.path
 
 
@@ -267,7 +262,7 @@ class TestPictures:
         pytest.importorskip("matplotlib")
 
     def test_one_run_shows_both_returns_and_where_it_went_online(self, tmp_path: Path) -> None:
-        run = write_run(tmp_path / "a", {50: 1.0, 200: 2.0}, algo="iql", algo_kwargs=ONLINE)
+        run = write_curve(tmp_path / "a", {50: 1.0, 200: 2.0}, algo="iql", algo_kwargs=ONLINE)
         axes = axes_of(curves_in(run), find_groups([str(run)])[0].runs[0])
         assert axes.get_xlabel() == "updates, then environment steps"
         marks = [
@@ -276,7 +271,7 @@ class TestPictures:
         assert marks == [100]
 
     def test_a_run_that_was_not_evaluated_shows_its_training(self, tmp_path: Path) -> None:
-        run = write_run(tmp_path / "a", {50: 1.0, 200: 2.0}, metric="train_return_mean")
+        run = write_curve(tmp_path / "a", {50: 1.0, 200: 2.0}, metric="train_return_mean")
         assert plot_learning_curve(run).read_bytes().startswith(PNG)
 
     def test_groups_are_thin_lines_a_summary_and_a_band_on_an_axis_of_the_runs(
@@ -294,20 +289,19 @@ class TestPictures:
         assert 4.0 < high < 4.5, "the largest score is 4"
 
     def test_the_axis_comes_from_the_runs_and_not_from_the_interval(self, tmp_path: Path) -> None:
-        for seed, score in enumerate([0.0, 0.0, 0.0, 100.0]):
-            write_run(tmp_path / str(seed), {1000: score, 2000: score}, seed=seed)
-        axes = axes_of(collect_curves(find_groups([str(tmp_path)]), use_mean=True))
+        write_seeds(tmp_path, *[{1000: 0.0, 2000: 0.0}] * 3, {1000: 100.0, 2000: 100.0})
+        axes = axes_of(curves_in(tmp_path, use_mean=True))
         assert axes.get_ylim() == pytest.approx((0.0, 105.0))
         axes.figure.canvas.draw()
         assert "1,000" in [label.get_text() for label in axes.get_xticklabels()]
 
-    @pytest.mark.parametrize("seeds", [[0], [0, 1], [0, 1, 2, 3, 4]])
-    def test_one_evaluation_per_run_is_a_mark(self, seeds: list[int], tmp_path: Path) -> None:
-        for seed in seeds:
-            write_run(tmp_path / str(seed), {10: float(seed)}, seed=seed)
+    @pytest.mark.parametrize(("num_runs", "num_lines"), [(1, 1), (2, 3), (5, 6)])
+    def test_one_evaluation_per_run_is_a_mark(
+        self, num_runs: int, num_lines: int, tmp_path: Path
+    ) -> None:
+        write_seeds(tmp_path, *({10: float(seed)} for seed in range(num_runs)))
         axes = axes_of(curves_in(tmp_path))
-        assert all(line.get_marker() not in ("None", "", None) for line in axes.lines)
-        assert len(axes.lines) == (1 if len(seeds) == 1 else len(seeds) + 1)
+        assert [line.get_marker() for line in axes.lines] == ["o"] * num_lines
 
     @pytest.mark.parametrize(
         ("seconds", "unit", "last"), [(1, "seconds", 100), (60, "minutes", 100), (360, "hours", 10)]
@@ -315,7 +309,7 @@ class TestPictures:
     def test_long_times_have_larger_units(
         self, tmp_path: Path, seconds: float, unit: str, last: float
     ) -> None:
-        run = write_run(tmp_path / "a", {50: 1.0, 100: 2.0}, seconds_per_step=seconds)
+        run = write_curve(tmp_path / "a", {50: 1.0, 100: 2.0}, seconds_per_step=seconds)
         axes = axes_of(curves_in(run, x_axis="time"))
         assert axes.get_xlabel() == f"wall time ({unit})"
         assert axes.lines[0].get_xdata()[-1] == last
@@ -323,7 +317,7 @@ class TestPictures:
     def test_default_places_are_the_folders_of_a_run_and_of_a_whole_study(
         self, tmp_path: Path
     ) -> None:
-        run, study = write_run(tmp_path / "a", {50: 1.0}), small_study(tmp_path)
+        run, study = write_curve(tmp_path / "a", {50: 1.0}), small_study(tmp_path)
         assert plot_learning_curve(run) == run / "learning_curve.png"
         assert plot_study(study) == study / "curves.png"
         assert plot_runs(find_groups([str(run)]), "gradient_steps", "time").path.name == (
@@ -337,10 +331,8 @@ class TestPictures:
     def test_a_file_of_ours_is_replaced_and_another_is_not(
         self, tmp_path: Path, suffix: str
     ) -> None:
-        groups, out = (
-            find_groups([str(write_run(tmp_path / "a", {50: 1.0}))]),
-            tmp_path / f"out{suffix}",
-        )
+        out = tmp_path / f"out{suffix}"
+        groups = find_groups([str(write_curve(tmp_path / "a", {50: 1.0}))])
         for _ in range(2):
             assert plot_runs(groups, out=out).path == out
         out.write_text("mine")
@@ -349,14 +341,14 @@ class TestPictures:
         assert out.read_text() == "mine"
 
     def test_a_link_in_the_default_place_is_refused(self, tmp_path: Path) -> None:
-        run = write_run(tmp_path / "a", {50: 1.0})
+        run = write_curve(tmp_path / "a", {50: 1.0})
         (run / "learning_curve.png").symlink_to(tmp_path / "victim")
         with pytest.raises(RLTrainingError, match="is a link"):
             plot_learning_curve(run)
         assert not (tmp_path / "victim").exists()
 
     def test_an_error_leaves_no_file(self, tmp_path: Path) -> None:
-        run = write_run(tmp_path / "a", {50: 1.0})
+        run = write_curve(tmp_path / "a", {50: 1.0})
         with pytest.raises(ConfigError):
             plot_runs(find_groups([str(run)]), "nonsense", out=tmp_path / "x.png")
         assert not (tmp_path / "x.png").exists()
@@ -367,77 +359,54 @@ class TestTable:
         out = plot_runs(find_groups([str(small_study(tmp_path))]), out=tmp_path / "x.csv").path
         with out.open() as file:
             rows = list(csv.DictReader(file))
-        points = [row for row in rows if row["kind"] == "run" and row["group"] == "gamma=0.9"]
-        assert [(row["seed"], float(row["x"]), float(row["value"])) for row in points] == [
-            ("0", 10, 0),
-            ("0", 20, 1),
-            ("1", 10, 2),
-            ("1", 20, 3),
-        ]
-        medians = [row for row in rows if row["kind"] == "median" and row["group"] == "gamma=0.9"]
-        assert [[float(row[key]) for key in ("low", "value", "high")] for row in medians] == [
-            [0, 1, 2],
-            [1, 2, 3],
-        ]
         assert {(row["metric"], row["x_axis"]) for row in rows} == {(RETURN, "steps")}
+        first = [row for row in rows if row["group"] == "gamma=0.9"]
+        points = [[row["seed"], row["x"], row["value"]] for row in first if row["kind"] == "run"]
+        assert points == [
+            ["0", "10.0", "0.0"],
+            ["0", "20.0", "1.0"],
+            ["1", "10.0", "2.0"],
+            ["1", "20.0", "3.0"],
+        ]
+        medians = [row for row in first if row["kind"] == "median"]
+        assert [[row["low"], row["value"], row["high"]] for row in medians] == [
+            ["0.0", "1.0", "2.0"],
+            ["1.0", "2.0", "3.0"],
+        ]
 
 
 class TestCommand:
     @pytest.fixture
-    def here(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    def call(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> Call:
         monkeypatch.chdir(tmp_path)
         small_study(tmp_path / "runs", begun=3)
-        return tmp_path
 
-    @pytest.fixture
-    def call(
-        self, here: Path, capsys: pytest.CaptureFixture[str]
-    ) -> Callable[..., tuple[int, str, str]]:
-        def call_main(*words: str) -> tuple[int, str, str]:
-            capsys.readouterr()
-            code = main(["plot", *words])
-            return code, *capsys.readouterr()
+        def call_main(*words: str) -> tuple[str, str]:
+            assert main(["plot", *words]) == 0
+            return capsys.readouterr()
 
         return call_main
 
-    def test_settings_of_a_study_into_a_table(
-        self, call: Callable[..., tuple[int, str, str]]
-    ) -> None:
-        code, out, err = call(
-            "small:gamma=0.9", "small:gamma=0.99", "--x", "time", "--out", "x.csv"
-        )
-        assert (code, out) == (0, "table=x.csv\n")
+    def test_settings_of_a_study_into_a_table(self, call: Call) -> None:
+        out, err = call("small:gamma=0.9", "small:gamma=0.99", "--x", "time", "--out", "x.csv")
+        assert out == "table=x.csv\n"
         assert "1 planned run of 'gamma=0.99' not begun" in err
 
-    def test_json_says_what_was_drawn(self, call: Callable[..., tuple[int, str, str]]) -> None:
-        values = json.loads(call("small", "--out", "x.csv", "--json")[1])
-        assert (values["table"], values["metric"], values["x_label"]) == (
-            "x.csv",
-            RETURN,
-            "environment steps",
-        )
-        assert [(group["name"], len(group["runs"])) for group in values["groups"]] == [
-            ("gamma=0.9", 2),
-            ("gamma=0.99", 1),
-        ]
+    def test_json_says_what_was_drawn(self, call: Call) -> None:
+        values = json.loads(call("small", "--out", "x.csv", "--json")[0])
+        shown = {"table": "x.csv", "metric": RETURN, "x_label": "environment steps"}
+        assert {name: values[name] for name in shown} == shown
+        groups = {group["name"]: group for group in values["groups"]}
+        assert [len(groups[name]["runs"]) for name in ("gamma=0.9", "gamma=0.99")] == [2, 1]
         last = {"x": 20, "mean": 2.0, "summary": "median", "value": 2.0, "low": 1.0, "high": 3.0}
-        assert values["groups"][0]["last"] == last
+        assert groups["gamma=0.9"]["last"] == last
         assert len(values["messages"]) == 1
         assert values["caption"].startswith("2 groups, 3 runs")
 
-    def test_several_runs_into_a_picture(
-        self, call: Callable[..., tuple[int, str, str]], here: Path
-    ) -> None:
+    def test_several_runs_into_a_picture(self, call: Call) -> None:
         pytest.importorskip("matplotlib")
-        code, out, _ = call("runs/small/ppo*seed0*", "--out", "x.svg")
-        assert (code, out) == (0, "picture=x.svg\n")
-        assert "rl-training" in (here / "x.svg").read_text()
-
-
-def test_a_picture_is_not_written_where_a_folder_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = write_run(tmp_path / "run", {1: 2.0, 2: 3.0})
-    assert main(["plot", str(run), "--out", f"{tmp_path}/picture.png/"]) == 2
-    assert "names a folder" in capsys.readouterr().err
-    assert not (tmp_path / "picture.png").exists()
+        out, _ = call("runs/small/ppo*seed0*", "--out", "x.svg")
+        assert out == "picture=x.svg\n"
+        assert "rl-training" in Path("x.svg").read_text()
