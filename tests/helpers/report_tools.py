@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.studies.groups import find_groups
 from rl_training.views.report.page import report_page
+from rl_training.views.report.site import Server, make_server
 
 HOSTILE = "</script><img src=x onerror=hacked=1>"
 """As in the name of a run or an algorithm."""
@@ -82,3 +85,16 @@ def section(data: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 def text_of(blocks: Any) -> str:
     """All text in blocks."""
     return json.dumps(blocks, ensure_ascii=False)
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[Server]:
+    """A running server for the runs in a folder."""
+    with make_server(folder, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from report_tools import HOSTILE, append_lines, line, write_run
+from report_tools import HOSTILE, append_lines, line, serving, write_run
 
 from rl_training.cli import main
 from rl_training.studies.statistics.summaries import summarize
 from rl_training.views.film import open_film
-from rl_training.views.report.site import Server, make_server
 
 pytest.importorskip("selenium", reason="the tests of the report page need selenium")
 from selenium.common.exceptions import StaleElementReferenceException
@@ -110,19 +108,6 @@ def background(browser: Any) -> str:
     return str(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
 
 
-@contextlib.contextmanager
-def serving(folder: Path) -> Iterator[Server]:
-    """A running server for the runs in a folder."""
-    with make_server(folder, 0) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 def test_no_request_leaves_the_file_and_no_error_is_logged(page: Any) -> None:
     for metric in ("eval_return_mean", "entropy", "approx_kl", "q_mean"):
         figure(page, metric)
@@ -184,15 +169,10 @@ def test_the_cursor_reads_values(page: Any) -> None:
 
 
 def test_a_curve_of_zeros_has_an_axis_of_its_size(page: Any) -> None:
-    found = figure(page, "clip_fraction")
-    low, high = page.execute_script(
-        "const y = arguments[0].chart.plot.scales.y; return [y.min, y.max]", found
-    )
+    script = "const y = arguments[0].chart.plot.scales.y; return [y.min, y.max]"
+    low, high = page.execute_script(script, figure(page, "clip_fraction"))
     assert (low, round(high, 1)) == (0, 0.1)
-    found = figure(page, "approx_kl")
-    low, high = page.execute_script(
-        "const y = arguments[0].chart.plot.scales.y; return [y.min, y.max]", found
-    )
+    low, high = page.execute_script(script, figure(page, "approx_kl"))
     assert 0 <= low < 0.01 < high <= 0.1
 
 
@@ -236,23 +216,15 @@ def test_a_phone_scrolls_in_one_direction(browser: Any, runs: Path) -> None:
 def test_the_evaluation_curve_is_on_the_first_screen(page: Any, runs: Path) -> None:
     for width in (1200, 380):
         show(page, f"file://{runs / 'report.html'}", width=width)
-        (top,) = page.execute_script(
-            "return [...document.querySelectorAll('figure')].slice(0, 1).map(node => node.getBoundingClientRect().top)"
-        )
-        assert top < 450
+        first = page.find_element(By.TAG_NAME, "figure")
+        assert page.execute_script("return arguments[0].getBoundingClientRect().top", first) < 450
 
 
 def test_hostile_names_are_shown_as_text(browser: Any, tmp_path: Path) -> None:
     names = [HOSTILE.replace("/", ""), "quote\"'& é", "a" * 200]
+    lines = [line(1, 2.0), line(2, 3.0, **{HOSTILE: 1.0})]
     for seed, name in enumerate(names):
-        write_run(
-            tmp_path,
-            name,
-            [line(1, 2.0), line(2, 3.0, **{HOSTILE: 1.0})],
-            algo=HOSTILE,
-            env_id=HOSTILE,
-            seed=seed,
-        )
+        write_run(tmp_path, name, lines, algo=HOSTILE, env_id=HOSTILE, seed=seed)
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
     show(browser, f"file://{tmp_path / 'page.html'}", width=380)
     browser.execute_script(
@@ -293,13 +265,8 @@ def test_the_live_page_follows_its_runs(browser: Any, tmp_path: Path) -> None:
 
 def test_the_list_is_sorted_filtered_and_live(browser: Any, tmp_path: Path) -> None:
     for seed, score in enumerate((5.0, 11.0, 7.0)):
-        write_run(
-            tmp_path,
-            f"run{seed}",
-            [line(10, score)],
-            seed=seed,
-            status=("finished", "finished", "failed")[seed],
-        )
+        status = "failed" if seed == 2 else "finished"
+        write_run(tmp_path, f"run{seed}", [line(10, score)], seed=seed, status=status)
     names = "return [...document.querySelectorAll('tbody th')].map(node => node.textContent)"
     with serving(tmp_path) as server:
         show(browser, server.address)

@@ -10,14 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import pytest
-from report_tools import HOSTILE, append_lines, data_of, line, section, text_of, write_run
+from report_tools import HOSTILE, append_lines, data_of, line, section, serving, text_of, write_run
 
 from rl_training.cli import main
 from rl_training.views.report.data import START
@@ -31,14 +30,8 @@ sys.addaudithook(lambda event, args: OPENED.append(str(args[0])) if event == "op
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     """A running server for the runs in the test's folder."""
-    with make_server(tmp_path, 0) as found:
-        thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield found
-        finally:
-            found.shutdown()
-            thread.join()
+    with serving(tmp_path) as found:
+        yield found
 
 
 def ask(
@@ -61,17 +54,12 @@ def ask_json(server: Server, page: str, **query: Any) -> Any:
 
 def test_only_this_machine_may_only_read(server: Server, tmp_path: Path) -> None:
     write_run(tmp_path, lines=[line(1, 2.0)])
-    assert server.server_address[0] == "127.0.0.1"
+    address, port = server.server_address
+    assert address == "127.0.0.1"
     for path in ("/", "/view?path=run", "/runs?folder=."):
         assert ask(server, path)[0] == 200
-        assert ask(server, path, Host=f"localhost:{server.server_port}")[0] == 200
-        for host in (
-            "evil.example",
-            f"evil.example:{server.server_port}",
-            "127.0.0.1",
-            "127.0.0.1:1",
-            "",
-        ):
+        assert ask(server, path, Host=f"localhost:{port}")[0] == 200
+        for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", "127.0.0.1:1", ""):
             assert ask(server, path, Host=host)[0] == 403
         for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "NONSENSE"):
             status, _, headers = ask(server, path, method)
@@ -86,48 +74,23 @@ def test_only_this_machine_may_only_read(server: Server, tmp_path: Path) -> None
     assert "http" not in policy
 
 
-def test_nothing_outside_of_the_folder_exists(tmp_path_factory: pytest.TempPathFactory) -> None:
-    outside = tmp_path_factory.mktemp("outside")
-    folder = outside / "runs"
+def test_nothing_outside_of_the_folder_exists(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
     write_run(folder, "inside")
-    secret = write_run(outside, "secret", [line(1, 12345.0)])
+    secret = write_run(tmp_path, "secret", [line(1, 12345.0)])
     (folder / "link").symlink_to(secret)
-    with make_server(folder, 0) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        names = [
-            "../secret",
-            str(secret),
-            "link",
-            "inside/../../secret",
-            "..",
-            "",
-            "no",
-            "in\0side",
-            "x" * 5000,
-            "/",
-        ]
-        for page, key in (
-            ("/view", "path"),
-            ("/new", "path"),
-            ("/sections", "path"),
-            ("/runs", "folder"),
-        ):
-            for name in names if page != "/runs" else [name for name in names if name]:
-                status, body, _ = ask(server, f"{page}?{urlencode({key: name})}")
-                assert status == 404 or (name == "" and status == 200), (page, name, body)
-                assert "12345" not in body
-        for path in (
-            "/etc/passwd",
-            "/../secret",
-            "//x",
-            "/view",
-            "/runs?folder=.&from=-1",
-            "/runs?folder=.&from=1e3",
-        ):
-            assert ask(server, path)[0] == 404
-        server.shutdown()
-        thread.join()
+    names = ["../secret", str(secret), "link", "inside/../../secret", "..", "no", "in\0side", "/"]
+    places = [
+        f"{page}={quote(name)}"
+        for page in ("/view?path", "/new?path", "/sections?path", "/runs?folder")
+        for name in [*names, "x" * 5000]
+    ]
+    places += ["/etc/passwd", "/../secret", "//x", "/view"]
+    places += ["/runs?folder=.&from=-1", "/runs?folder=.&from=1e3"]
+    with serving(folder) as server:
+        for place in places:
+            status, body, _ = ask(server, place)
+            assert (status, "12345" in body) == (404, False), place
 
 
 def test_a_page_gets_new_lines_only(server: Server, tmp_path: Path) -> None:
@@ -189,46 +152,34 @@ def test_a_page_of_other_runs_is_told_to_reload(server: Server, tmp_path: Path) 
 def test_a_thousand_runs_cost_nothing_until_they_are_opened(server: Server, tmp_path: Path) -> None:
     for number in range(1000):
         write_run(tmp_path, f"run{number:04d}", [line(1, 2.0)], seed=number)
-    OPENED.clear()
-    status, page, _ = ask(server, "/")
-    assert status == 200
-    assert data_of(page)["num_runs"] == 1000
-    assert not [name for name in OPENED if str(tmp_path) in name and Path(name).is_file()]
+
+    def opened_runs() -> set[str]:
+        paths = {Path(name) for name in OPENED if str(tmp_path) in name}
+        OPENED.clear()
+        return {path.parent.name for path in paths if path.is_file()}
+
+    opened_runs()
+    assert data_of(ask(server, "/")[1])["num_runs"] == 1000
+    assert opened_runs() == set()
     answer = ask_json(server, "/runs", folder=".", **{"from": 900})
     assert (len(answer["runs"]), answer["count"]) == (100, 1000)
-    opened = {
-        Path(name).parent.name for name in OPENED if str(tmp_path) in name and Path(name).is_file()
-    }
-    assert len(opened) == 100, "of the runs that are shown"
-    OPENED.clear()
+    assert len(opened_runs()) == 100, "of the runs that are shown"
     ask(server, "/view?path=run0100")
-    assert {name for name in OPENED if name.endswith("metrics.jsonl")} == {
-        str(tmp_path / "run0100" / "metrics.jsonl")
-    }
+    assert opened_runs() == {"run0100"}
 
 
 def test_the_list_has_how_far_and_how_good_runs_are_the_newest_first(
     server: Server, tmp_path: Path
 ) -> None:
+    lines = [line(step, step / 10) for step in (20, 50)]
     for age, name in enumerate(("new", "old", "bare")):
-        run = write_run(
-            tmp_path,
-            name,
-            [line(step, step / 10) for step in (20, 50)],
-            seed=age,
-            steps_per_second=7.5,
-        )
+        run = write_run(tmp_path, name, lines, seed=age, steps_per_second=7.5)
         os.utime(run / "config.yaml", (1e9 - age, 1e9 - age))
     (run / "evaluations.jsonl").write_text('[]\n{"returns": [1e999]}\n{"returns": []}\nnot json\n')
     rows = ask_json(server, "/runs", folder=".")["runs"]
     assert [row["name"] for row in rows] == ["new", "old", "bare"]
-    assert [rows[0][key] for key in ("step", "total", "share", "last", "rate")] == [
-        50,
-        100,
-        0.5,
-        5.0,
-        7.5,
-    ]
+    shown = {"step": 50, "total": 100, "share": 0.5, "last": 5.0, "rate": 7.5}
+    assert {key: rows[0][key] for key in shown} == shown
     assert [row["scores"] for row in rows] == [[2.0, 5.0], [2.0, 5.0], []]
     append_lines(tmp_path / "old", [line(80, 9.0)])
     (_, old, _) = ask_json(server, "/runs", folder=".")["runs"]
@@ -262,22 +213,26 @@ def test_a_port_in_use_is_named_and_the_next_is_tried(
         assert first.server_port != second.server_port
 
 
-@pytest.mark.parametrize("port", ["99999", "-1"])
-def test_a_number_that_is_no_port_is_refused(
-    port: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([".", "--port", "99999"], "bad value 99999 for --port: should be 1 to 65535"),
+        ([".", "--port", "-1"], "bad value -1 for --port: should be 1 to 65535"),
+        (["no"], "does not exist"),
+        (["page.html"], "is a file, not a folder"),
+    ],
+)
+def test_a_wrong_port_or_folder_is_refused(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["ui", str(tmp_path), "--port", port]) == 2
-    assert f"bad value {port} for --port: should be 1 to 65535" in capsys.readouterr().err
-
-
-def test_a_missing_folder_and_a_file_are_told_apart(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["ui", str(tmp_path / "no")]) == 2
-    assert "does not exist" in capsys.readouterr().err
-    (tmp_path / "page.html").touch()
-    assert main(["ui", str(tmp_path / "page.html")]) == 2
-    assert "is a file, not a folder" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    Path("page.html").touch()
+    assert main(["ui", *words]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_an_interrupt_ends_the_server_with_exit_code_0(tmp_path: Path) -> None:
