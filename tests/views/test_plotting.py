@@ -19,7 +19,7 @@ from rl_training.studies.groups import RunRecord, find_groups
 from rl_training.studies.plan import make_plan, store_plan
 from rl_training.views.curves import CurveSet, XAxis, collect_curves
 from rl_training.views.figures import new_figure
-from rl_training.views.plotting import draw_curves, plot_learning_curve, plot_runs, plot_study
+from rl_training.views.plotting import draw_curves, plot_learning_curve, plot_runs
 
 ONLINE = {"online": {"after_updates": 100}}
 RETURN = "eval_return_mean"
@@ -319,7 +319,7 @@ class TestPictures:
     ) -> None:
         run, study = write_curve(tmp_path / "a", {50: 1.0}), small_study(tmp_path)
         assert plot_learning_curve(run) == run / "learning_curve.png"
-        assert plot_study(study) == study / "curves.png"
+        assert plot_runs(find_groups([str(study)])).path == study / "curves.png"
         assert plot_runs(find_groups([str(run)]), "gradient_steps", "time").path.name == (
             "learning_curve-gradient_steps-time.png"
         )

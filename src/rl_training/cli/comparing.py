@@ -202,7 +202,7 @@ def _compare_once(words: Sequence[str], options: CompareOptions) -> None:
 
 def _until_decided(words: Sequence[str], options: CompareOptions) -> None:
     from rl_training.studies.comparison.looks import PLAN_OPTIONS, plan_comparison
-    from rl_training.views.studies import look_line
+    from rl_training.views.comparisons import look_line
 
     if len(words) != 2:
         raise ConfigError(
@@ -239,7 +239,7 @@ def _show(
     """Store the result, draw it, and print it; `look` is the look of a planned comparison."""
     from rl_training.studies.comparison.looks import PLAN_FILE
     from rl_training.studies.comparison.verdict import read_result, store_result
-    from rl_training.views.studies import comparison_lines, explanation_lines
+    from rl_training.views.comparisons import comparison_lines, explanation_lines
 
     if look is None and is_file(folder / PLAN_FILE):
         raise ConfigError(

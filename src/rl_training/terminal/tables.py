@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from rl_training.terminal.streams import make_console, printable
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.table import Table
 
 Rows = Sequence[Sequence[str]]
@@ -36,14 +35,22 @@ def table_lines(
     `align` has a letter for each column, `l` or `r`; the last one counts for all further columns. Cells are wrapped to
     fit into `width` columns if it is given; `widest` limits the first columns.
     """
+    from rich.console import Console
+
     if not rows:
         return []
     table = _make_table(len(rows[0]), align, is_wrapped=width is not None, widest=widest)
     for row in rows:
         table.add_row(*map(_cell, row))
-    return [
-        f"{indent}{line}".rstrip() for line in lines_of(table, (width or UNLIMITED) - len(indent))
-    ]
+    console = Console(
+        file=io.StringIO(),
+        width=(width or UNLIMITED) - len(indent),
+        color_system=None,
+        force_terminal=False,
+    )
+    with console.capture() as drawn:
+        console.print(table)
+    return [f"{indent}{line}".rstrip() for line in drawn.get().splitlines()]
 
 
 def cell_lines(cells: Sequence[str], indent: str = "") -> list[str]:
@@ -90,17 +97,6 @@ def _cut_middle(name: str, room: int) -> str:
 
 def _cut_start(name: str, room: int) -> str:
     return f"…{name[1 - room :]}"
-
-
-def lines_of(renderable: RenderableType, width: int = UNLIMITED) -> list[str]:
-    """What rich would draw, as lines without colours."""
-    from rich.console import Console
-
-    stream = io.StringIO()
-    Console(file=stream, width=width, color_system=None, force_terminal=False).print(
-        renderable, soft_wrap=False
-    )
-    return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
 def _make_table(
@@ -151,12 +147,7 @@ class LiveTable:
         if len(shown) < len(rows):
             summary += f"; {len(rows) - len(shown):,} more rows"
         table = _make_table(len(self._header), self._align)
-        table.box, table.show_header, table.show_edge, table.pad_edge = (
-            box.SIMPLE_HEAD,
-            True,
-            False,
-            False,
-        )
+        table.box, table.show_header = box.SIMPLE_HEAD, True
         for index, (column, name) in enumerate(zip(table.columns, self._header, strict=True)):
             column.header, column.overflow = name, "ellipsis"
             if index and shown:  # only the first column gives way

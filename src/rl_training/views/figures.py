@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 from collections.abc import Iterable
@@ -72,9 +73,8 @@ def color_of(index: int) -> str:
 
 def check_target(path: Path) -> None:
     """Raise a `ConfigError` if a file that the user names cannot be written, or is not one of ours."""
-    known = [*MARK_KEYS, TABLE]
-    if path.suffix.lower() not in known:
-        names = ", ".join(known[:-1]) + f" or {known[-1]}"
+    if path.suffix.lower() not in (*MARK_KEYS, TABLE):
+        names = f"{', '.join(MARK_KEYS)} or {TABLE}"
         raise ConfigError(f"cannot write '{path}': its name should end in {names}")
     if path.is_dir():
         raise ConfigError(f"cannot write '{path}': it is a folder; name a file in it")
@@ -108,12 +108,9 @@ def save_figure(figure: Figure, target: Path) -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    try:
+    data = b""
+    with contextlib.suppress(OSError):
         data = path.read_bytes()
-    except OSError:
-        return False
-    return (
-        data.startswith(TABLE_START.encode())
-        if path.suffix.lower() == TABLE
-        else MARK.encode() in data
-    )
+    if path.suffix.lower() == TABLE:
+        return data.startswith(TABLE_START.encode())
+    return MARK.encode() in data

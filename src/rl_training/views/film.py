@@ -77,8 +77,7 @@ ENCODINGS = {
 
 def check_film_path(path: Path, *, makes_folder: bool = False) -> None:
     """Raise an error if a film cannot be written to `path`, or if what its format needs is not installed."""
-    suffix = path.suffix.lower()
-    if suffix not in (MP4, GIF):
+    if path.suffix.lower() not in (MP4, GIF):
         raise ConfigError(f"cannot write '{path}': the name of a film should end in {MP4} or {GIF}")
     if path.is_dir():
         raise ConfigError(
@@ -224,20 +223,22 @@ def with_rendering(source: EnvSource) -> RenderedSource:
     settings = source.settings.model_copy(update={"backend": "sync", "max_restarts": 0})
     plain = replace(source, settings=settings, is_single=True)
     rendering = replace(plain, arguments={**plain.arguments, "render_mode": RENDER_MODE})
-    with _translate_import_of_opengl():
-        env = plain.make(with_wrappers=False)
-    try:
-        _check_metadata(env, source.env_id)
-        rate, uses_mujoco = env.metadata.get("render_fps"), _uses_mujoco(env)
-        renders_anyway = env.render_mode == RENDER_MODE
-    finally:
-        close_example(env)
-    fps = float(rate) if isinstance(rate, (int, float)) and rate > 0 else DEFAULT_FPS
     refusal = f"environment '{source.env_id}' cannot be filmed:"
+    env = _make_plain(plain)
+    close_example(env)
+    modes, rate = list(env.metadata.get("render_modes") or []), env.metadata.get("render_fps")
+    if RENDER_MODE not in modes:
+        raise EnvError(
+            f"{refusal} its metadata['render_modes'] is {modes}, without '{RENDER_MODE}'; an environment of your own"
+            " lists it there and returns an RGB array from render()"
+        )
+    classes = type(env.unwrapped).__mro__
+    uses_mujoco = any("mujoco" in f"{base.__module__}.{base.__name__}".lower() for base in classes)
+    fps = float(rate) if isinstance(rate, (int, float)) and rate > 0 else DEFAULT_FPS
     try:
         example = rendering.make(with_wrappers=False)
     except ConfigError as error:  # the same arguments without render_mode were accepted
-        if renders_anyway:
+        if env.render_mode == RENDER_MODE:
             return RenderedSource(plain, fps, uses_mujoco)
         raise EnvError(
             f"{refusal} its constructor does not accept render_mode='{RENDER_MODE}'; let it take render_mode and keep"
@@ -253,31 +254,15 @@ def with_rendering(source: EnvSource) -> RenderedSource:
     return RenderedSource(rendering, fps, uses_mujoco)
 
 
-@contextlib.contextmanager
-def _translate_import_of_opengl() -> Iterator[None]:
-    """Add the remedy where the user's MUJOCO_GL names a library that is missing: the import of mujoco then fails."""
+def _make_plain(source: EnvSource) -> gym.Env[Any, Any]:
+    """An environment that need not render; the import of mujoco fails if MUJOCO_GL names a library that is missing."""
     try:
-        yield
+        return source.make(with_wrappers=False)
     except EnvError as error:
-        if GL_VARIABLE not in os.environ or "OpenGL" not in str(error):
+        chosen = os.environ.get(GL_VARIABLE)
+        if chosen is None or "OpenGL" not in str(error):
             raise
-        raise EnvError(
-            f"{GL_VARIABLE}={os.environ[GL_VARIABLE]} does not work here: {GL_REMEDY}"
-        ) from error
-
-
-def _check_metadata(env: gym.Env[Any, Any], env_id: str) -> None:
-    modes = env.metadata.get("render_modes") or []
-    if RENDER_MODE not in modes:
-        raise EnvError(
-            f"environment '{env_id}' cannot be filmed: its metadata['render_modes'] is {list(modes)}, without"
-            f" '{RENDER_MODE}'; an environment of your own lists it there and returns an RGB array from render()"
-        )
-
-
-def _uses_mujoco(env: gym.Env[Any, Any]) -> bool:
-    classes = type(env.unwrapped).__mro__
-    return any("mujoco" in f"{base.__module__}.{base.__name__}".lower() for base in classes)
+        raise EnvError(f"{GL_VARIABLE}={chosen} does not work here: {GL_REMEDY}") from error
 
 
 @contextlib.contextmanager
@@ -333,7 +318,7 @@ def translate_render_errors(env_id: str, *, uses_mujoco: bool) -> Iterator[None]
             chosen = os.environ.get(GL_VARIABLE)
             raise EnvError(
                 f"{error}\n{GL_VARIABLE} is {chosen or 'not set'}. If OpenGL is missing, {GL_REMEDY}"
-            ) from (error)
+            ) from error
         raise
 
 

@@ -88,14 +88,9 @@ class Plotted:
         }
 
 
-def plot_learning_curve(run_dir: Path, out: Path | None = None) -> Path:
-    """Plot training and evaluation return over steps into `learning_curve.png` of the run folder, or into `out`."""
-    return plot_runs(group_runs([run_dir]), out=out).path
-
-
-def plot_study(path: Path, out: Path | None = None, metric: str = RETURN) -> Path:
-    """Plot the curves of a study into `curves.png` of its folder, or into `out`."""
-    return plot_runs(find_groups([str(path)]), metric, out=out).path
+def plot_learning_curve(run_dir: Path) -> Path:
+    """Plot training and evaluation return over steps into `learning_curve.png` of the run folder."""
+    return plot_runs(group_runs([run_dir])).path
 
 
 def plot_runs(
@@ -349,7 +344,7 @@ def _short(name: str) -> str:
 def main(words: Sequence[str]) -> int:
     """`python -m rl_training.views.plotting STUDY`: plot a study and print the picture's path."""
     try:
-        print(plot_study(Path(words[0])))
+        print(plot_runs(find_groups([words[0]])).path)
     except RLTrainingError as error:
         print(error, file=sys.stderr)
         return 2

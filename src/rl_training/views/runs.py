@@ -49,15 +49,14 @@ def _row_lines(rows: Sequence[Row]) -> list[str]:
 def reduced(metrics: Mapping[str, float], *, keep_all: bool = False) -> dict[str, float | None]:
     """Steps, evaluation and best score, to six significant digits; all metrics are in metrics.jsonl and --json."""
     wanted = {"global_step", "gradient_steps", "best_eval_return_mean"}
-    return {
-        name: value
-        if isinstance(value, int)
-        else float(f"{value:.6g}")
-        if math.isfinite(value)
-        else None
-        for name, value in metrics.items()
-        if keep_all or name in wanted or name.startswith("eval_")
-    }
+    found: dict[str, float | None] = {}
+    for name, value in metrics.items():
+        if not (keep_all or name in wanted or name.startswith("eval_")):
+            continue
+        found[name] = value
+        if isinstance(value, float):
+            found[name] = float(f"{value:.6g}") if math.isfinite(value) else None
+    return found
 
 
 def _score_rows(metrics: Mapping[str, float]) -> list[Row]:

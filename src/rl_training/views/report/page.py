@@ -27,7 +27,7 @@ from rl_training.studies.statistics.summaries import (
     RANK,
 )
 from rl_training.views.report.data import Curves, Logged, read_curves, thinned
-from rl_training.views.report.sections import PageFacts, page_facts
+from rl_training.views.report.sections import page_facts
 
 GENERATOR = "rl-training report"
 """Content of the meta element `generator`: such a file may be written again."""
@@ -71,23 +71,14 @@ def report_page(
     Films are shown on a page that is written into a file of the folder `page_dir`.
     """
     curves = {run.run_dir: read_curves(run) for group in groups for run in group.runs}
-    facts = page_facts(
-        groups, {path: Logged().extended(found) for path, found in curves.items()}, words, page_dir
-    )
-    document, policy = assemble(
-        facts.title, {**page_data(facts, list(curves.values())), "live": live}
-    )
-    return Page(document, policy, curves)
-
-
-def page_data(facts: PageFacts, curves: Sequence[Curves]) -> dict[str, Any]:
-    """The data of a page: facts, sections, and the curves with few enough points."""
-    drawn, limit = thinned(curves)
+    logged = {path: Logged().extended(found) for path, found in curves.items()}
+    facts = page_facts(groups, logged, words, page_dir)
+    drawn, limit = thinned(list(curves.values()))
     data = facts.as_dict()
-    most = max((group["runs"] for group in data["groups"]), default=0)
-    return {
-        **data,
+    most = max((len(group.runs) for group in groups), default=0)
+    data |= {
         "view": "report",
+        "live": live,
         "made": now(),
         "version": __version__,
         "max_points": limit,
@@ -105,6 +96,7 @@ def page_data(facts: PageFacts, curves: Sequence[Curves]) -> dict[str, Any]:
         ],
         "sections": [section.as_dict() for section in facts.sections()],
     }
+    return Page(*assemble(facts.title, data), curves)
 
 
 def write_report(
@@ -209,21 +201,17 @@ def _policy(
         "script-src": [_checksum(text) for text in scripts],
         "style-src": [_checksum(text) for text in styles],
         "connect-src": ["'self'" if is_live else "'none'"],
-        **({"img-src": ["data:"], "media-src": ["data:"]} if has_films else {}),
-        "base-uri": ["'none'"],
-        "form-action": ["'none'"],
     }
+    if has_films:
+        allowed |= {"img-src": ["data:"], "media-src": ["data:"]}
+    allowed |= {"base-uri": ["'none'"], "form-action": ["'none'"]}
     return "; ".join(f"{name} {' '.join(values)}" for name, values in allowed.items())
 
 
 @cache
 def _asset(name: str) -> str:
-    return (
-        resources.files("rl_training.views.report")
-        .joinpath(name)
-        .read_text(encoding="utf-8")
-        .strip()
-    )
+    path = resources.files("rl_training.views.report").joinpath(name)
+    return path.read_text(encoding="utf-8").strip()
 
 
 @cache
