@@ -79,7 +79,9 @@ def plot(
     from rl_training.views.curves import X_KEYS
     from rl_training.views.plotting import plot_runs
 
-    words = [*(runs or []), *([] if checkpoint is None else [str(checkpoint)])]
+    words = list(runs or [])
+    if checkpoint is not None:
+        words.append(str(checkpoint))
     if not words:
         raise ConfigError("missing argument RUN: name a run folder, a study, or a folder of runs")
     axis = next((name for name in X_KEYS if name == x), None)
@@ -163,17 +165,14 @@ def video(
 
 
 def _film_lines(film: Film) -> list[str]:
+    length = f"{film.num_frames:,} frames, {film.seconds:,.1f} s at {film.fps:g} frames per second"
     size = f"{film.width}x{film.height} pixels, {film.num_bytes / 1000:,.0f} kB"
-    lines = [
-        f"video={film.path}",
-        f"{film.num_frames:,} frames, {film.seconds:,.1f} s at {film.fps:g} frames per second, {size}",
-    ]
     which = "" if film.pick is None else f" ({film.pick} of {len(film.played)})"
-    for episode in film.episodes:
-        steps = f"{episode.length:,} step{'' if episode.length == 1 else 's'}"
-        lines.append(
-            f"episode {episode.number}{which}: return {episode.total:,.6g} in {steps}, seed {episode.seed}"
-        )
+    lines = [f"video={film.path}", f"{length}, {size}"]
+    for shown in film.episodes:
+        steps = f"{shown.length:,} step{'' if shown.length == 1 else 's'}"
+        score = f"return {shown.total:,.6g} in {steps}, seed {shown.seed}"
+        lines.append(f"episode {shown.number}{which}: {score}")
     return lines
 
 
@@ -221,12 +220,8 @@ def report(
     groups = find_groups(runs)
     path, size = write_report(groups, runs, out, force=force)
     count = sum(len(group.runs) for group in groups)
-    value = {"report": str(path), "runs": count, "bytes": size}
-    show(
-        value,
-        [f"report={path}", f"{count} run{'' if count == 1 else 's'}, {size / 1000:,.0f} kB"],
-        as_json,
-    )
+    lines = [f"report={path}", f"{count} run{'' if count == 1 else 's'}, {size / 1000:,.0f} kB"]
+    show({"report": str(path), "runs": count, "bytes": size}, lines, as_json)
 
 
 def ui(folder: Folder = Path("runs"), port: Port = None, as_json: AsJson = False) -> None:
@@ -238,11 +233,8 @@ def ui(folder: Folder = Path("runs"), port: Port = None, as_json: AsJson = False
 
     with make_server(folder, port) as server:
         try:
-            show(
-                {"address": server.address, "folder": str(folder)},
-                [f"address={server.address}"],
-                as_json,
-            )
+            values = {"address": server.address, "folder": str(folder)}
+            show(values, [f"address={server.address}"], as_json)
             say("Ctrl-C ends the server")
             server.serve_forever()
         except KeyboardInterrupt:

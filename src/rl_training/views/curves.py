@@ -113,7 +113,8 @@ def collect_curves(
 ) -> CurveSet:
     """The curves of a metric; an error if no run has it. Four runs and more are summarized by their mean on request."""
     runs = [run for group in groups for run in group.runs]
-    messages, found = [], []
+    messages: list[str] = []
+    found = []
     for group in groups:
         curves = [curve_of(run, metric, x_axis) for run in group.runs]
         messages += _messages(group, curves, metric, x_axis)
@@ -170,7 +171,7 @@ def _common_grid(xs: Sequence[Sequence[float]]) -> list[float]:
         return []
     grid = set().union(*within)
     if len(grid) > MAX_POINTS and any(values != grid for values in within):
-        return np.linspace(first, last, MAX_POINTS).tolist()
+        grid = set(np.linspace(first, last, MAX_POINTS).tolist())
     return sorted(grid)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.bar import Bar
@@ -33,10 +34,8 @@ def render_report(report: DatasetReport) -> RenderableType:
     parts += [Text(f"\n{_verdict(report)}", style="bold"), render_findings(report.findings)]
     for title, lines in (("notes of the loader", report.notes), ("advice", report.advice)):
         if lines:
-            parts += [
-                Text(f"\n{title}", style="bold"),
-                *(Text(printable(f"• {line}")) for line in lines),
-            ]
+            parts.append(Text(f"\n{title}", style="bold"))
+            parts += [Text(printable(f"• {line}")) for line in lines]
     return Group(*parts)
 
 
@@ -100,41 +99,36 @@ def _histogram(report: DatasetReport) -> Table:
 
 
 def _verdict(report: DatasetReport) -> str:
-    levels = [finding.level for finding in report.findings]
-    counts = {
-        level.value: levels.count(level)
+    counts = Counter(finding.level for finding in report.findings)
+    words = [
+        f"{counts[level]} {level.value}{'s' if counts[level] > 1 else ''}"
         for level in (Level.ERROR, Level.WARNING)
-        if level in levels
-    }
-    if not counts:
-        return "no faults found" if report.is_thorough else "no faults found in a quick check"
-    return ", ".join(f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items())
+        if counts[level]
+    ]
+    end = "" if report.is_thorough else " in a quick check"
+    return ", ".join(words) or f"no faults found{end}"
 
 
 PACKAGES = (
-    *(
-        "rl-training",
-        "torch",
-        "gymnasium",
-        "numpy",
-        "mujoco",
-        "ale-py",
-        "box2d",
-        "gymnasium-robotics",
-        "envpool",
-    ),
-    *("minari", "matplotlib"),
+    "rl-training",
+    "torch",
+    "gymnasium",
+    "numpy",
+    "mujoco",
+    "ale-py",
+    "box2d",
+    "gymnasium-robotics",
+    "envpool",
+    "minari",
+    "matplotlib",
 )
 
 
 def print_report(report: EnvReport) -> None:
     """Print the findings, each with its remedy."""
     if sys.stdout.isatty():
-        Console().print(
-            Text(printable(report.env_id), style="italic"),
-            render_findings(report.findings),
-            sep="\n",
-        )
+        title = Text(printable(report.env_id), style="italic")
+        Console().print(title, render_findings(report.findings), sep="\n")
     else:
         for row in report.findings:
             remedy = f" [remedy: {row.remedy}]" if row.remedy else ""
@@ -147,17 +141,16 @@ def describe_machine() -> dict[str, str]:
     import torch
 
     available = available_memory()
-    facts = {
+    compiler = "found"
+    if not has_compiler():
+        compiler = "none: torch.compile cannot be used (install g++ or clang++)"
+    return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
+        **dict.fromkeys(PACKAGES, "not installed"),
+        **installed_versions(PACKAGES),
+        "processors": f"{os.cpu_count()}, of which torch uses {torch.get_num_threads()} by default",
+        "memory": "unknown" if available is None else f"{available / 1e9:,.1f} GB free",
+        "compiler": compiler,
+        "device": str(resolve_device("auto")),
     }
-    facts |= dict.fromkeys(PACKAGES, "not installed") | installed_versions(PACKAGES)
-    facts["processors"] = (
-        f"{os.cpu_count()}, of which torch uses {torch.get_num_threads()} by default"
-    )
-    facts["memory"] = "unknown" if available is None else f"{available / 1e9:,.1f} GB free"
-    facts["compiler"] = (
-        "found" if has_compiler() else "none: torch.compile cannot be used (install g++ or clang++)"
-    )
-    facts["device"] = str(resolve_device("auto"))
-    return facts

@@ -186,9 +186,9 @@ def _check_arguments(num_episodes: int, pick: str | None, fps: float | None) -> 
 
 def default_film_path(checkpoint: Path, pick: Pick | None) -> Path:
     """`video/STEP.mp4` in the run folder; for a policy that is not in a run folder, in the working directory."""
-    name = f"{checkpoint.name}{'' if pick is None else f'_{pick}'}.mp4"
-    in_run = checkpoint.parent.name == "checkpoints"
-    return checkpoint.parent.parent / FOLDER / name if in_run else Path(name)
+    name = f"{checkpoint.name}.mp4" if pick is None else f"{checkpoint.name}_{pick}.mp4"
+    folder = checkpoint.parent
+    return folder.parent / FOLDER / name if folder.name == "checkpoints" else Path(name)
 
 
 def picked(played: Sequence[PlayedEpisode], pick: Pick) -> int:
@@ -197,7 +197,8 @@ def picked(played: Sequence[PlayedEpisode], pick: Pick) -> int:
     NaN counts as the worst.
     """
     totals = [-math.inf if math.isnan(episode.total) else episode.total for episode in played]
-    place = {"worst": 0, "median": (len(totals) - 1) // 2, "best": len(totals) - 1}[pick]
+    last = len(totals) - 1
+    place = {"worst": 0, "median": last // 2, "best": last}[pick]
     return totals.index(sorted(totals)[place])
 
 

@@ -65,8 +65,8 @@ class Table(Block):
             for column in range(len(self.columns))
             if not self.rows or any(row[column] != "–" for row in self.rows)
         ]
-        columns, *rows = ([row[column] for column in kept] for row in (self.columns, *self.rows))
-        return replace(self, columns=columns, rows=rows)
+        rows = [[row[column] for column in kept] for row in self.rows]
+        return replace(self, columns=[self.columns[column] for column in kept], rows=rows)
 
 
 @dataclass(frozen=True)

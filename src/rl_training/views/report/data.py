@@ -64,11 +64,11 @@ LOG_LINE = re.compile(r"^(\d{4}-\d\d-\d\dT\S+) ([A-Z]+) (.*)", re.MULTILINE)
 class NewLines:
     """Lines of a file, and the place after them."""
 
-    lines: list[dict[str, float | None]]
+    lines: list[dict[str, float | None]] = field(default_factory=list)
     """Steps and finite numbers; a value that is not finite is None."""
-    token: str
+    token: str = START
     """Place after the last complete line: its offset, and a checksum of the bytes before it."""
-    is_whole: bool
+    is_whole: bool = True
     """Whether the lines begin at the file's first: everything read before is void."""
     num_damaged: int = 0
     """Complete lines that hold no object with a step."""
@@ -79,14 +79,14 @@ def read_new_lines(path: Path, token: str = START) -> NewLines:
     with contextlib.suppress(CheckpointError, OSError), open_regular(path) as file:
         offset = _offset(file, token)
         file.seek(offset)
-        data = file.read()
-        data = data[: data.rfind(b"\n") + 1]  # what follows the last line break is incomplete
-        parsed = [_parse(line) for line in data.splitlines()]
-        lines = [line for line in parsed if line is not None]
-        return NewLines(
-            lines, _token(file, offset + len(data)), offset == 0, len(parsed) - len(lines)
-        )
-    return NewLines([], START, is_whole=True)
+        data, end, _ = file.read().rpartition(
+            b"\n"
+        )  # what follows the last line break is incomplete
+        texts = (data + end).splitlines()
+        lines = [line for line in map(_parse, texts) if line is not None]
+        place = _token(file, offset + len(data + end))
+        return NewLines(lines, place, offset == 0, len(texts) - len(lines))
+    return NewLines()
 
 
 def _offset(file: BinaryIO, token: str) -> int:
@@ -148,10 +148,10 @@ def thin(columns: Columns, max_points: int) -> Columns:
 def points_for(tables: Sequence[Columns]) -> int:
     """Rows for each table, so that all of them together fit into a page."""
     sizes = [(len(table.steps), len(table.metrics)) for table in tables]
-    for limit in range(MAX_POINTS, MIN_POINTS, -1):
-        if sum(min(steps, limit) * metrics for steps, metrics in sizes) <= MAX_VALUES:
-            return limit
-    return MIN_POINTS
+    limit = MAX_POINTS
+    while limit > MIN_POINTS and sum(min(n, limit) * width for n, width in sizes) > MAX_VALUES:
+        limit -= 1
+    return limit
 
 
 def columns_of(lines: Sequence[Line], table: str) -> Columns:
@@ -236,7 +236,7 @@ def with_estimates(metrics: NewLines, settings: Mapping[str, Any]) -> list[Line]
     return [{**line, **_estimate(line, gamma)} for line in metrics.lines]
 
 
-def _estimate(line: Line, gamma: float) -> dict[str, float | None]:
+def _estimate(line: Line, gamma: float) -> Line:
     """Return R of an episode of L steps, discounted as if each step gave R / L."""
     total, length = line.get("eval_return_mean"), line.get("eval_length_mean")
     if total is None or not length or length < 1:

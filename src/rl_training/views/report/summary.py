@@ -13,6 +13,7 @@ from rl_training.studies.statistics.summaries import NAMES, Summary, summarize
 from rl_training.studies.variation import format_seeds
 from rl_training.views.report.blocks import (
     Block,
+    Cell,
     Section,
     Strip,
     Table,
@@ -185,7 +186,7 @@ def final_scores(groups: Sequence[GroupFacts]) -> Section:
             blocks.append(Strip(title, [_strip_row(group) for group in found]))
     runs = runs_of(groups)
     columns = ["run", "state", "step", "score", "episodes", "length", "success", "best", "folder"]
-    rows = [
+    rows: list[Sequence[Cell]] = [
         [
             run.cell,
             {"text": run.info.state, "state": run.info.state},
