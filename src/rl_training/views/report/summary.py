@@ -123,10 +123,10 @@ class GroupFacts:
 
 def overview(groups: Sequence[GroupFacts]) -> Section:
     """The score of one group in a line, of several in a table."""
-    blocks: list[Block] = [_summary(groups)] if groups else []
-    if len(groups) == 1:
-        blocks = [_verdict(groups[0])]
-    return Section("overview", "Result", blocks)
+    if not groups:
+        return Section("overview", "Result", [])
+    block = _verdict(groups[0]) if len(groups) == 1 else _summary(groups)
+    return Section("overview", "Result", [block])
 
 
 def _verdict(group: GroupFacts) -> Verdict:
@@ -154,7 +154,7 @@ def _summary(groups: Sequence[GroupFacts]) -> Table:
     # The score stands beside the name: a phone shows these two, and the rest by scrolling.
     columns = ["group", "score", "range or interval", "best", "success", "steps", "runs"]
     columns += ["environment", "exactness"]
-    rows = []
+    rows: list[Sequence[Cell]] = []
     for group in groups:
         score = None if group.summary is None else group.summary.value
         bests = [run.info.best_eval for run in group.runs if run.info.best_eval is not None]
