@@ -1,16 +1,18 @@
-"""Fields of a dataset: their names in files, their stored dtypes, and the derivation of missing ones."""
+"""Fields of a dataset: their names in files, their stored dtypes and lengths, and blocks of their rows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from rl_training.errors import DatasetError
-from rl_training.replay.transitions import FIELDS, MASK_FIELDS, Array
+from rl_training.memory import check_data_fits
+from rl_training.replay.transitions import MASK_FIELDS, Array
 
 FIELD_ALIASES: dict[str, tuple[str, ...]] = {
     "obs": ("obs", "observations"),
@@ -32,6 +34,8 @@ FOREIGN_ALIASES: dict[str, tuple[str, ...]] = {
 CUT_FIELDS = ("episode_lengths", "episode_ends", "episode_starts", "indices")
 """Fields that cut episodes stored end to end; one is read if `next_obs` or the episode ends are missing."""
 EPISODE_END_FIELDS = ("terminated", "truncated", "dones")
+NUMBER_FIELDS = ("rewards", *EPISODE_END_FIELDS)
+"""Fields with one number per transition."""
 JOIN_EPISODES = (
     "convert it where you trust it: join the episodes with numpy.concatenate, and save arrays of numbers with"
     " numpy.savez(FILE, obs=..., actions=..., rewards=..., terminated=..., episode_lengths=...)"
@@ -53,38 +57,39 @@ def find_fields(keys: Iterable[str], source: str) -> dict[str, str]:
             raise DatasetError(
                 f"{source} has both '{present[0]}' and '{present[1]}' for {field}: remove one of them"
             )
+        present += [alias for alias in FOREIGN_ALIASES.get(field, ()) if alias in keys]
         if present:
             found[field] = present[0]
-    for field, aliases in FOREIGN_ALIASES.items():
-        if field not in found and (present := [alias for alias in aliases if alias in keys]):
-            found[field] = present[0]
-    has_ends = "terminated" in found or "dones" in found
     cuts = [name for name in CUT_FIELDS if name in keys]
     # 'terminal' may have one flag per episode; a file with the other names and next_obs needs no cuts.
     has_step_ends = "dones" in found or found.get("terminated") not in (None, "terminal")
-    if cuts and ("next_obs" not in found or not has_step_ends):
+    if "next_obs" not in found or not has_step_ends:
         found |= {cut: cut for cut in cuts}
     missing = [field for field in ("obs", "actions") if field not in found]
     if missing and "rewards" not in found:
         missing.append("rewards")
-    if not has_ends and not cuts and (missing or "rewards" in found):
+    has_ends = cuts or "terminated" in found or "dones" in found
+    if not has_ends and (missing or "rewards" in found):
         missing.append("terminated")
     if "next_masks" in found and "masks" not in found:
         raise DatasetError(
             f"{source} has '{found['next_masks']}' and no 'masks': store both, or neither"
         )
     if missing:
-        wanted = ", ".join(
-            f"{field} (named {' or '.join(map(repr, FIELD_ALIASES[field]))})" for field in missing
-        )
-        present_keys = ", ".join(map(repr, sorted(keys)[:12])) or "no field"
-        remedy = (
-            "; 'episode_lengths' can cut episodes without end flags"
-            if missing == ["terminated"]
-            else ""
-        )
-        raise DatasetError(f"{source} lacks {wanted}; it has {present_keys}{remedy}")
+        raise DatasetError(_describe_missing(missing, keys, source))
     return found
+
+
+def _describe_missing(missing: list[str], keys: list[str], source: str) -> str:
+    wanted = ", ".join(
+        f"{field} (named {' or '.join(map(repr, FIELD_ALIASES[field]))})" for field in missing
+    )
+    message = (
+        f"{source} lacks {wanted}; it has {', '.join(map(repr, sorted(keys)[:12])) or 'no field'}"
+    )
+    if missing == ["terminated"]:
+        message += "; 'episode_lengths' can cut episodes without end flags"
+    return message
 
 
 def stored_dtype(field: str, dtype: np.dtype[Any], source: str) -> np.dtype[Any]:
@@ -119,28 +124,38 @@ def as_stored(field: str, value: Any, source: str) -> Array:
         value = array.reshape(-1)[wrong[0]]
         what = "an action mask" if field in MASK_FIELDS else "an episode end flag"
         raise DatasetError(f"{field}[{wrong[0]}] of {source} is {value}: {what} is 0 or 1")
-    is_column = (
-        array.ndim == 2
-        and array.size == len(array)
-        and field in ("rewards", *EPISODE_END_FIELDS, *CUT_FIELDS)
-    )
-    shape = array.shape[:1] if is_column else array.shape
+    is_column = array.ndim == 2 and array.size == len(array)
+    shape = array.shape
+    if is_column and field in (*NUMBER_FIELDS, *CUT_FIELDS):
+        shape = array.shape[:1]
     return np.ascontiguousarray(array, dtype=target).view(np.ndarray).reshape(shape)
 
 
-def derive_missing(fields: MutableMapping[str, Array]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Complete the six fields, and describe the derived ones in notes.
+@dataclass(frozen=True)
+class FieldHeader:
+    """A field of a file before it is read."""
 
-    `fields` is emptied, so that copied arrays are not held twice.
-    """
-    notes = [*_derive_episode_ends(fields)]
-    if "next_obs" not in fields:
-        notes.append(_derive_next_obs(fields))
-    if "masks" in fields and "next_masks" not in fields:
-        notes.append(_derive_next_masks(fields))
-    return {name: fields.pop(name) for name in (*FIELDS, *MASK_FIELDS) if name in fields}, tuple(
-        notes
-    )
+    shape: tuple[int, ...]
+    stored_dtype: np.dtype[Any]
+    is_copied: bool = True
+    """Whether loading takes memory for it; not if it stays in a mapped file or in the tensor that was read."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the stored field."""
+        return math.prod(self.shape) * self.stored_dtype.itemsize
+
+
+def check_fits(headers: Mapping[str, FieldHeader], source: str, remedy: str) -> None:
+    """Raise a `DatasetError` if the fields, and those derived from them, exceed the free memory."""
+    needed = sum(header.num_bytes for header in headers.values() if header.is_copied)
+    if (
+        "next_obs" not in headers
+    ):  # derived from obs, which is copied too if it has final observations
+        obs = headers["obs"]
+        num_copies = 1 if obs.shape[:1] == headers["actions"].shape[:1] else 2
+        needed += num_copies * obs.num_bytes
+    check_data_fits(needed, source, remedy)
 
 
 def check_lengths(fields: Mapping[str, Array], source: str) -> None:
@@ -157,7 +172,7 @@ def check_lengths(fields: Mapping[str, Array], source: str) -> None:
         shape, fault = array.shape[1:], ""
         if len(array) != len(obs):
             fault = f"has {len(array):,} rows and obs has {len(obs):,}: give one row per transition"
-        elif name in ("rewards", *EPISODE_END_FIELDS) and shape:
+        elif name in NUMBER_FIELDS and shape:
             fault = f"has shape {array.shape}: give one number per transition"
             if name == "rewards":
                 fault += (
@@ -210,66 +225,3 @@ def find_following(obs: Array, next_obs: Array) -> Array:
 def evenly_spaced_rows(num_rows: int, count: int) -> Array:
     """At most `count` row indices, evenly spaced."""
     return np.linspace(0, num_rows - 1, min(num_rows, count)).astype(np.int64)
-
-
-def _derive_episode_ends(fields: MutableMapping[str, Array]) -> Iterator[str]:
-    dones: Any = fields.pop("dones", None)
-    if dones is None and "truncated" not in fields:
-        yield (
-            "'truncated' is missing: time limits are unknown, so a truncated episode is detected only where the next"
-            " row does not follow; store 'truncated' to keep them"
-        )
-    elif "terminated" not in fields and "truncated" not in fields:
-        yield (
-            "only 'dones' is given: every episode end is taken as terminated, so the state value after a time limit is"
-            " learned as 0, which lowers the values of long episodes; store 'terminated' and 'truncated' instead"
-        )
-    if "terminated" not in fields:
-        fields["terminated"] = dones & ~fields.get("truncated", np.False_)
-    if "truncated" not in fields:
-        fields["truncated"] = (fields["terminated"] if dones is None else dones) & ~fields[
-            "terminated"
-        ]
-
-
-def _derive_next_obs(fields: MutableMapping[str, Array]) -> str:
-    """Take `next_obs` from the next row, and drop the rows whose next row belongs to another episode."""
-    terminated, truncated = fields["terminated"], fields["truncated"].copy()
-    keep = ~truncated | terminated
-    keep[-1] = terminated[-1]
-    if not keep.any():
-        raise DatasetError(
-            "'next_obs' is missing and no transition has a next row of its episode: store 'next_obs'"
-        )
-    rows, dropped = np.flatnonzero(keep), np.flatnonzero(~keep)
-    before = dropped[dropped > 0] - 1
-    truncated[before] |= ~terminated[before]
-    fields["truncated"] = truncated
-    # A terminated step does not bootstrap, so its next observation is never used: obs is a placeholder.
-    wanted = np.where(terminated[rows], rows, rows + 1)
-    # Most are the obs of the next kept row; only the others are read again from the file, which may be mapped.
-    others = np.append(np.flatnonzero(wanted[:-1] != rows[1:]), len(rows) - 1)
-    fetched = fields["obs"][wanted[others]]
-    if len(dropped):
-        for name in [name for name in fields if name != "next_obs"]:
-            fields[name] = fields.pop(name)[rows]
-    fields["next_obs"] = np.roll(fields["obs"], -1, axis=0)
-    fields["next_obs"][others] = fetched
-    return (
-        f"'next_obs' is missing and was taken from the next row; {len(dropped):,} of {len(keep):,} transitions were"
-        " dropped because their next observation is not in the file (before a time limit or the end of the file)"
-    )
-
-
-def _derive_next_masks(fields: MutableMapping[str, Array]) -> str:
-    """Take `next_masks` from the next row; where it does not follow, every action counts as valid."""
-    next_masks = np.roll(fields["masks"], -1, axis=0)
-    ended = fields["terminated"] | fields["truncated"]
-    ended[-1] = True
-    ended[:-1] |= ~find_following(fields["obs"], fields["next_obs"])
-    next_masks[ended] = True
-    fields["next_masks"] = next_masks
-    return (
-        "'next_masks' is missing and was taken from the next row; after the last step of an episode every action counts"
-        " as valid"
-    )

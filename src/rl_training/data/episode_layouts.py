@@ -1,4 +1,4 @@
-"""Layouts of published demonstrations: episodes end to end, final observations, missing rewards or episode ends."""
+"""Layouts of files: episodes end to end, final observations, missing rewards, episode ends or next observations."""
 
 from __future__ import annotations
 
@@ -11,15 +11,25 @@ from rl_training.data.dataset_fields import (
     CUT_FIELDS,
     EPISODE_END_FIELDS,
     check_lengths,
-    derive_missing,
+    find_following,
 )
 from rl_training.errors import DatasetError
-from rl_training.replay.transitions import Array
+from rl_training.replay.transitions import FIELDS, MASK_FIELDS, Array
 
 NO_REWARDS = "'rewards' is missing: the file can be imitated (bc); every other algorithm refuses it"
 ONLY_PAIRS = (
     "episode ends are missing: each row counts as an episode of one step, which is enough"
     " to imitate the actions (bc)"
+)
+ONLY_SEAMS = "episode ends are missing: an episode ends where the next row does not follow"
+NO_TIME_LIMITS = (
+    "'truncated' is missing: time limits are unknown, so a truncated episode is detected only where the next"
+    " row does not follow; store 'truncated' to keep them"
+)
+NO_ENDS = "how the episodes ended is missing: all count as truncated; store 'terminated' if the task ended them"
+ONLY_DONES = (
+    "only 'dones' is given: every episode end is taken as terminated, so the state value after a time limit is"
+    " learned as 0, which lowers the values of long episodes; store 'terminated' and 'truncated' instead"
 )
 
 
@@ -38,39 +48,43 @@ def complete_fields(
     if not has_rewards:
         fields["rewards"] = np.zeros(fields["actions"].shape[:1], np.float32)
     check_lengths(fields, source)
-    complete, derived = derive_missing(fields)
-    return {**complete, "has_rewards": has_rewards}, (*notes, *derived)
+    _derive_flags(fields)
+    if "next_obs" not in fields:
+        notes.append(_derive_next_obs(fields))
+    if "masks" in fields and "next_masks" not in fields:
+        notes.append(_derive_next_masks(fields))
+    complete = {name: fields.pop(name) for name in (*FIELDS, *MASK_FIELDS) if name in fields}
+    return {**complete, "has_rewards": has_rewards}, tuple(notes)
 
 
 def _split_episodes(fields: MutableMapping[str, Array], source: str) -> Iterator[str]:
     """Replace episode starts, flags of whole episodes and final observations by one row per transition."""
     cuts = {name: fields.pop(name) for name in CUT_FIELDS if name in fields}
-    key = next(iter(cuts), None)
+    if _has_every_end(fields):
+        cuts = {}  # the flags suffice, and lengths may count finished episodes only
     num_obs, num_steps = len(fields["obs"]), len(fields["actions"])
-    if key is not None and _tells_every_end(fields):
-        return  # the flags suffice, and lengths may count finished episodes only
-    starts = _starts_from_flags(fields) if key is None else _agreed_starts(cuts, num_steps, source)
+    starts = _agreed_starts(cuts, num_steps, source) if cuts else _starts_from_flags(fields)
     has_finals = "next_obs" not in fields and num_obs == num_steps + len(starts)
-    has_flags = any(name in fields for name in EPISODE_END_FIELDS)
-    if key is None and not has_finals:
-        if not has_flags:
-            yield _keep_pairs(fields)
-        return  # one row per transition, or lengths that check_lengths reports
+    if not cuts and not has_finals:
+        yield from _note_flags(
+            fields
+        )  # one row per transition, or lengths that check_lengths reports
+        return
+    key = next(iter(cuts), None)
     if not has_finals and num_obs != num_steps:
         raise DatasetError(
             f"obs of {source} has {num_obs:,} rows for {num_steps:,} actions in {len(starts):,} episodes (by '{key}'):"
             f" give {num_steps:,} rows, or {num_steps + len(starts):,} with the final observation of each episode"
         )
-    ends = np.append(starts[1:], num_steps) - 1
     note = f"{len(starts):,} episodes by {'their end flags' if key is None else repr(key)}"
     if has_finals:
         _take_next(fields, starts, num_steps)
         note += ", with one more observation than actions in each, from which 'next_obs' was taken"
     yield note
-    yield from _mark_ends(fields, ends, num_steps, source)
+    yield from _mark_ends(fields, np.append(starts[1:], num_steps) - 1, num_steps, source)
 
 
-def _tells_every_end(fields: MutableMapping[str, Array]) -> bool:
+def _has_every_end(fields: Mapping[str, Array]) -> bool:
     """Whether flags with one row per observation mark both kinds of episode end."""
     flags = [fields[name] for name in EPISODE_END_FIELDS if name in fields]
     is_per_step = len(fields["obs"]) == len(fields["actions"]) and all(
@@ -79,15 +93,21 @@ def _tells_every_end(fields: MutableMapping[str, Array]) -> bool:
     return is_per_step and ("dones" in fields or {"terminated", "truncated"} <= fields.keys())
 
 
-def _keep_pairs(fields: MutableMapping[str, Array]) -> str:
-    """Flags for rows without episode ends; without `next_obs`, no row may continue in the next one."""
-    is_end = "next_obs" not in fields
-    fields["terminated"] = np.full(len(fields["actions"]), is_end)
-    fields["truncated"] = np.zeros(len(fields["actions"]), np.bool_)
-    if not is_end:
-        return "episode ends are missing: an episode ends where the next row does not follow"
-    fields["next_obs"] = fields["obs"]  # a placeholder: a terminated step does not bootstrap
-    return ONLY_PAIRS
+def _note_flags(fields: MutableMapping[str, Array]) -> Iterator[str]:
+    """Describe missing flags; without any, mark rows that cannot continue in the next one as terminated."""
+    names = fields.keys() & EPISODE_END_FIELDS
+    if not names:
+        is_pairs = "next_obs" not in fields
+        yield ONLY_PAIRS if is_pairs else ONLY_SEAMS
+        fields["terminated"] = np.full(len(fields["actions"]), is_pairs)
+        if is_pairs:
+            fields["next_obs"] = fields[
+                "obs"
+            ]  # a placeholder: a terminated step does not bootstrap
+    elif names == {"terminated"}:
+        yield NO_TIME_LIMITS
+    elif names == {"dones"}:
+        yield ONLY_DONES
 
 
 def _starts_from_flags(fields: MutableMapping[str, Array]) -> Array:
@@ -164,21 +184,19 @@ def _mark_ends(
 ) -> Iterator[str]:
     """Flags with one row per transition; an episode that did not terminate was truncated."""
     given = {name: fields.pop(name) for name in EPISODE_END_FIELDS if name in fields}
-    flags = {
-        name: _per_step(name, values, ends, num_steps, source) for name, values in given.items()
-    }
-    truncated = flags.get("truncated", np.zeros(num_steps, np.bool_))
-    terminated = flags.get("terminated", flags.get("dones", np.zeros(num_steps, np.bool_)))
+    for name, values in given.items():
+        fields[name] = _per_step(name, values, ends, num_steps, source)
+    dones: Array = fields.get("dones", np.False_)
+    _derive_flags(fields)
+    terminated, truncated = fields["terminated"], fields["truncated"]
     # A flag of a whole episode, and 'dones', say that it ended; 'truncated' says how.
     is_any_end = "terminated" not in given or given["terminated"].shape != (num_steps,)
     if is_any_end:
         terminated &= ~truncated
-    if "terminated" in flags and "dones" in flags:
-        truncated |= flags["dones"] & ~terminated
+    truncated |= dones & ~terminated
     truncated[ends] |= ~terminated[ends]
-    fields["terminated"], fields["truncated"] = terminated, truncated
     if not given:
-        yield "how the episodes ended is missing: all count as truncated; store 'terminated' if the task ended them"
+        yield NO_ENDS
     elif is_any_end and "truncated" not in given and terminated.any():
         yield _describe_ends(terminated, ends)
 
@@ -204,4 +222,57 @@ def _describe_ends(terminated: Array, ends: Array) -> str:
         f"the file does not tell time limits from terminations: {count:,} of {len(ends):,} episodes count as"
         f" terminated, {num_longest:,} of them with the maximum length of {longest:,}; if that is a time limit, store"
         " 'truncated', one flag per episode (bc does not use it)"
+    )
+
+
+def _derive_flags(fields: MutableMapping[str, Array]) -> None:
+    """Set `terminated` and `truncated` from those that are given and from `dones`, which is removed."""
+    no_ends = np.zeros(len(fields["actions"]), np.bool_)
+    dones: Array = fields.pop("dones", fields.get("terminated", no_ends))
+    if "terminated" not in fields:
+        fields["terminated"] = dones & ~fields.get("truncated", no_ends)
+    if "truncated" not in fields:
+        fields["truncated"] = dones & ~fields["terminated"]
+
+
+def _derive_next_obs(fields: MutableMapping[str, Array]) -> str:
+    """Take `next_obs` from the next row, and drop the rows whose next row belongs to another episode."""
+    terminated, truncated = fields["terminated"], fields["truncated"].copy()
+    keep = ~truncated | terminated
+    keep[-1] = terminated[-1]
+    if not keep.any():
+        raise DatasetError(
+            "'next_obs' is missing and no transition has a next row of its episode: store 'next_obs'"
+        )
+    rows, dropped = np.flatnonzero(keep), np.flatnonzero(~keep)
+    before = dropped[dropped > 0] - 1
+    truncated[before] |= ~terminated[before]
+    fields["truncated"] = truncated
+    # A terminated step does not bootstrap, so its next observation is never used: obs is a placeholder.
+    wanted = np.where(terminated[rows], rows, rows + 1)
+    # Most are the obs of the next kept row; only the others are read again from the file, which may be mapped.
+    others = np.append(np.flatnonzero(wanted[:-1] != rows[1:]), len(rows) - 1)
+    fetched = fields["obs"][wanted[others]]
+    if len(dropped):
+        for name in [name for name in fields if name != "next_obs"]:
+            fields[name] = fields.pop(name)[rows]
+    fields["next_obs"] = np.roll(fields["obs"], -1, axis=0)
+    fields["next_obs"][others] = fetched
+    return (
+        f"'next_obs' is missing and was taken from the next row; {len(dropped):,} of {len(keep):,} transitions were"
+        " dropped because their next observation is not in the file (before a time limit or the end of the file)"
+    )
+
+
+def _derive_next_masks(fields: MutableMapping[str, Array]) -> str:
+    """Take `next_masks` from the next row; where it does not follow, every action counts as valid."""
+    next_masks = np.roll(fields["masks"], -1, axis=0)
+    ended = fields["terminated"] | fields["truncated"]
+    ended[-1] = True
+    ended[:-1] |= ~find_following(fields["obs"], fields["next_obs"])
+    next_masks[ended] = True
+    fields["next_masks"] = next_masks
+    return (
+        "'next_masks' is missing and was taken from the next row; after the last step of an episode every action counts"
+        " as valid"
     )

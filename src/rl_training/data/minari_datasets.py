@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import math
 import shutil
 import sys
 import warnings
@@ -15,10 +14,9 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from rl_training.data.dataset_fields import stored_dtype
+from rl_training.data.dataset_fields import FieldHeader, check_fits, stored_dtype
 from rl_training.data.dataset_spaces import as_observations, recorded_spec
 from rl_training.errors import DatasetError
-from rl_training.memory import check_data_fits
 from rl_training.replay.transitions import FIELDS, Array
 from rl_training.spaces.observations import ObsSpec
 from rl_training.spaces.spec import describe_observation, describe_spaces
@@ -28,9 +26,10 @@ ACTION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.Multi
 MISSING = 'Minari datasets need the package minari: pip install "rl-training[offline]"'
 
 
-def read_minari(dataset_id: str, *, download: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+def read_minari(
+    dataset_id: str, source: str, *, download: bool
+) -> tuple[dict[str, Array], tuple[str, ...]]:
     """The six fields with all episodes concatenated, and notes on how they were read."""
-    source = f"Minari dataset '{dataset_id}'"
     try:
         return _read_episodes(_open(dataset_id, source, download), source)
     except DatasetError:
@@ -97,23 +96,19 @@ def _download(minari: Any, dataset_id: str, folder: str) -> None:
         ) from None
 
 
-def _read_episodes(dataset: Any, source: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _read_episodes(dataset: Any, source: str) -> tuple[dict[str, Array], tuple[str, ...]]:
     if not isinstance(dataset.action_space, ACTION_SPACES):
         kinds = "Box, Discrete, MultiDiscrete or MultiBinary"
         raise DatasetError(f"{source} has actions of {dataset.action_space}: use {kinds}")
-    description = json.loads(
-        dataset.storage.read_raw_metadata(dataset.storage.data_path)["observation_space"]
-    )
-    spec = _nested_spec(_in_order(dataset.observation_space, description))
-    fields: dict[str, Any] = {}
+    metadata = dataset.storage.read_raw_metadata(dataset.storage.data_path)
+    space = _in_order(dataset.observation_space, json.loads(metadata["observation_space"]))
+    # Nested observations are flattened to rows in the environment's units.
+    is_flat = isinstance(space, (spaces.Box, spaces.Discrete))
+    flatten = np.asarray if is_flat else recorded_spec(describe_observation(space)).as_stored
+    fields: dict[str, Array] = {}
     total, start, num_unflagged = dataset.total_steps, 0, 0
     for episode in dataset.iterate_episodes():
-        obs = (
-            np.asarray(episode.observations)
-            if spec is None
-            else spec.as_stored(episode.observations)
-        )
-        count = len(episode.rewards)
+        obs, count = flatten(episode.observations), len(episode.rewards)
         if len(obs) != count + 1 or len(episode.actions) != count or start + count > total:
             raise DatasetError(
                 f"episode {episode.id} of {source} has {len(obs)} observations, {count} rewards and"
@@ -132,8 +127,7 @@ def _read_episodes(dataset: Any, source: str) -> tuple[dict[str, Any], tuple[str
             truncated,
         )
         arrays = dict(zip(FIELDS, map(np.asarray, values), strict=True))
-        if not fields:
-            fields = _allocate(arrays, total, source)
+        fields = fields or _allocate(arrays, total, source)
         for name, value in arrays.items():
             fields[name][start : start + count] = value
         start += count
@@ -141,44 +135,35 @@ def _read_episodes(dataset: Any, source: str) -> tuple[dict[str, Any], tuple[str
         raise DatasetError(f"{source} is empty: it has no transitions")
     if start != total:
         raise DatasetError(f"{source} announces {total:,} steps and has {start:,}: {DAMAGED}")
-    unflagged = (
-        f"{num_unflagged:,} episodes end without a flag and are taken as truncated"
-        if num_unflagged
-        else ""
-    )
-    return fields, tuple(text for text in (_describe_rows(spec), unflagged) if text)
+    notes = [] if is_flat else _describe_rows(describe_observation(space))
+    if num_unflagged:
+        notes.append(f"{num_unflagged:,} episodes end without a flag and are taken as truncated")
+    return fields, tuple(notes)
 
 
-def _nested_spec(space: Space[Any]) -> ObsSpec | None:
-    """Spec that flattens nested observations to rows in the environment's units; None for Box and Discrete."""
-    return (
-        None
-        if isinstance(space, (spaces.Box, spaces.Discrete))
-        else recorded_spec(describe_observation(space))
-    )
-
-
-def _describe_rows(spec: ObsSpec | None) -> str:
-    if spec is None or not spec.leaves:
-        return ""
+def _describe_rows(spec: ObsSpec) -> list[str]:
+    if not spec.leaves:
+        return []
     order = ", ".join(
         f"{'.'.join(map(str, part.path)) or 'obs'} ({part.width})" for part in spec.leaves
     )
     if spec.image_shapes:
-        return f"observations are uint8 rows, first the float32 numbers, then the images, in this order: {order}"
+        return [
+            f"observations are uint8 rows, first the float32 numbers, then the images, in this order: {order}"
+        ]
     wrapper = "gymnasium.wrappers.FlattenObservation does the same in the environment"
-    return f"observations are flattened in this order: {order}; {wrapper}"
+    return [f"observations are flattened in this order: {order}; {wrapper}"]
 
 
-def _allocate(first: dict[str, Array], total: int, source: str) -> dict[str, Any]:
+def _allocate(first: dict[str, Array], total: int, source: str) -> dict[str, Array]:
     """Arrays for `total` steps, shaped like the first episode's; a `DatasetError` if they exceed the memory."""
-    dtypes = {name: stored_dtype(name, array.dtype, source) for name, array in first.items()}
-    shapes = {name: (total, *array.shape[1:]) for name, array in first.items()}
-    needed = sum(math.prod(shapes[name]) * dtypes[name].itemsize for name in first)
-    check_data_fits(
-        needed, f"{source} of {total:,} steps", "keep fewer episodes with minari's filter_episodes"
-    )
-    return {name: np.empty(shapes[name], dtypes[name]) for name in first}
+    headers = {
+        name: FieldHeader((total, *array.shape[1:]), stored_dtype(name, array.dtype, source))
+        for name, array in first.items()
+    }
+    remedy = "keep fewer episodes with minari's filter_episodes"
+    check_fits(headers, f"{source} of {total:,} steps", remedy)
+    return {name: np.empty(header.shape, header.stored_dtype) for name, header in headers.items()}
 
 
 def _in_order(space: Space[Any], description: Any) -> Space[Any]:
@@ -218,7 +203,7 @@ def write_minari(
     folder = _folder_of(dataset_id)
     try:
         _write_episodes(dataset_id, dataset, observation_space, action_space)
-        fields, _ = read_minari(dataset_id, download=False)
+        fields, _ = read_minari(dataset_id, f"Minari dataset '{dataset_id}'", download=False)
         for name, array in dataset.arrays().items():
             if not np.array_equal(
                 fields[name].reshape(array.shape), array, equal_nan=array.dtype.kind == "f"
@@ -227,14 +212,10 @@ def write_minari(
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, Exception):
-            reason = (
-                f"{type(error).__name__}: {error}"
-                if not isinstance(error, DatasetError)
-                else str(error)
-            )
-            remedy = "write an .npz file instead"
+            is_ours = isinstance(error, DatasetError)
+            reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
             raise DatasetError(
-                f"cannot write Minari dataset '{dataset_id}': {reason}; {remedy}"
+                f"cannot write Minari dataset '{dataset_id}': {reason}; write an .npz file instead"
             ) from None
         raise
 

@@ -59,38 +59,39 @@ class TransitionDataset:
         notes: tuple[str, ...] = (),
         has_rewards: bool = True,
     ) -> None:
-        values = (obs, actions, rewards, next_obs, terminated, truncated)
-        fields = {
-            name: as_stored(name, value, SOURCE) for name, value in zip(FIELDS, values, strict=True)
-        }
+        given = dict(
+            zip(FIELDS, (obs, actions, rewards, next_obs, terminated, truncated), strict=True)
+        )
         if (masks is None) is not (next_masks is None):
             raise DatasetError("masks and next_masks belong together: give both, or neither")
         if masks is not None:
-            fields |= {"masks": as_stored("masks", masks, SOURCE)}
-            fields |= {"next_masks": as_stored("next_masks", next_masks, SOURCE)}
+            given |= {"masks": masks, "next_masks": next_masks}
+        fields = {name: as_stored(name, value, SOURCE) for name, value in given.items()}
         check_lengths(fields, SOURCE)
         if fields["obs"].dtype != fields["next_obs"].dtype:
             raise DatasetError(
                 f"obs is {fields['obs'].dtype} and next_obs is {fields['next_obs'].dtype}: store both in one dtype"
             )
-        self.masks = self.next_masks = None
-        for name, array in fields.items():
-            view = array.view()
-            view.flags.writeable = False
-            setattr(self, name, view)
+        self._fields = {name: array.view() for name, array in fields.items()}
+        for array in self._fields.values():
+            array.flags.writeable = False
+        self.obs, self.actions, self.rewards, self.next_obs, self.terminated, self.truncated = (
+            self._fields[name] for name in FIELDS
+        )
+        self.masks, self.next_masks = map(self._fields.get, MASK_FIELDS)
         self.notes = notes
         self.has_rewards = has_rewards
         self._rng = rng if rng is not None else np.random.default_rng(0)
         self._device = torch.device(device)
-        self._rows = {name: _as_rows(array) for name, array in self.arrays().items()}
+        self._rows = {name: _as_rows(array) for name, array in self._fields.items()}
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any], **options: Any) -> TransitionDataset:
+    def from_dict(cls, fields: Mapping[str, Any]) -> TransitionDataset:
         """Build from a mapping with the field names that files use; missing flags and `next_obs` are derived."""
         found = find_fields(fields, SOURCE)
         arrays = {name: as_stored(name, fields[key], SOURCE) for name, key in found.items()}
         complete, notes = complete_fields(arrays, SOURCE)
-        return cls(**complete, notes=(*options.pop("notes", ()), *notes), **options)
+        return cls(**complete, notes=notes)
 
     def __len__(self) -> int:
         """Number of transitions."""
@@ -104,17 +105,16 @@ class TransitionDataset:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays, in memory or memory-mapped."""
-        return sum(array.nbytes for array in self.arrays().values())
+        return sum(array.nbytes for array in self._fields.values())
 
     def arrays(self) -> dict[str, Array]:
         """The six fields by name, and the action masks if there are any."""
-        names = FIELDS if self.masks is None else (*FIELDS, *MASK_FIELDS)
-        return {name: getattr(self, name) for name in names}
+        return dict(self._fields)
 
     def sample(self, batch_size: int) -> Transitions:
         """Sample transitions uniformly, with replacement."""
         index = self._rng.integers(0, len(self), batch_size)
-        return Transitions.from_tensors({name: self._take(name, index) for name in self._rows})
+        return Transitions.from_tensors(self._take(index))
 
     def sample_batches(self, batch_size: int, count: int) -> Iterator[Transitions]:
         """Sample `count` batches with one gather, which costs little more than one batch."""
@@ -128,9 +128,7 @@ class TransitionDataset:
             lambda: self._episodes[:, 0], len(self), batch_size, sampling, self._rng
         )
         slots, valid = follow(starts, is_last, 1, sampling)
-        return gather(
-            lambda rows: {name: self._take(name, rows) for name in self._rows}, slots, valid
-        )
+        return gather(self._take, slots, valid)
 
     def with_sampler(
         self, *, rng: np.random.Generator, device: torch.device | str = "cpu"
@@ -155,8 +153,23 @@ class TransitionDataset:
         return self._changed(rewards=transform_rewards(self.rewards, transform))
 
     def to_model_space(self, spaces: Spaces, *, clip_actions: bool = False) -> TransitionDataset:
-        """The dataset in model space; a `DatasetError` names the field that does not fit `spaces`."""
-        return self._changed(**self._model_fields(spaces, clip_actions))
+        """The dataset in model space; a `DatasetError` names the field that does not fit `spaces`.
+
+        With `clip_actions`, continuous actions outside their bounds are clipped; otherwise they are an error.
+        """
+        masks = self.masks if spaces.has_masks else None
+        if masks is not None and masks.shape[1:] != (spaces.action.num_options,):
+            raise DatasetError(
+                f"masks has rows of shape {masks.shape[1:]}, but the actions have"
+                f" {spaces.action.num_options} options: store one boolean for each"
+            )
+        return self._changed(
+            obs=obs_to_model("obs", self.obs, spaces.obs),
+            next_obs=obs_to_model("next_obs", self.next_obs, spaces.obs),
+            actions=actions_to_model(self.actions, spaces.action, clip=clip_actions),
+            masks=masks,
+            next_masks=None if masks is None else self.next_masks,
+        )
 
     def for_training(
         self,
@@ -167,13 +180,10 @@ class TransitionDataset:
         reward_transform: RewardTransformConfig | None = None,
         clip_actions: bool = False,
     ) -> TransitionDataset:
-        """The dataset an algorithm trains on: in model space, rewards transformed, sampled by `rng` onto `device`.
-
-        With `clip_actions`, continuous actions outside their bounds are clipped; otherwise they raise a `DatasetError`.
-        """
-        fields = self._model_fields(spaces, clip_actions)
+        """The dataset an algorithm trains on: in model space, rewards transformed, sampled by `rng` onto `device`."""
+        dataset = self.to_model_space(spaces, clip_actions=clip_actions)
         rewards = transform_rewards(self.rewards, reward_transform)
-        return self._changed(**fields, rewards=rewards, rng=rng, device=device)
+        return dataset._changed(rewards=rewards, rng=rng, device=device)
 
     @cached_property
     def follows(self) -> Array:
@@ -208,7 +218,7 @@ class TransitionDataset:
         rows = np.repeat(held_out, np.diff(self._episodes, axis=1)[:, 0])
         training, evaluation = (
             self._changed(
-                **{name: array[chosen] for name, array in self.arrays().items()},
+                **{name: array[chosen] for name, array in self._fields.items()},
                 rng=np.random.default_rng([seed, number]),
             )
             for number, chosen in enumerate((~rows, rows))
@@ -219,7 +229,7 @@ class TransitionDataset:
     def fingerprint(self) -> str:
         """SHA-256 over the names, dtypes, shapes and bytes of the arrays."""
         digest = hashlib.sha256()
-        for name, array in self.arrays().items():
+        for name, array in self._fields.items():
             digest.update(f"{name} {array.dtype.str} {array.shape};".encode())
             digest.update(array.reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
@@ -243,20 +253,6 @@ class TransitionDataset:
         starts = np.concatenate([[0], ends])
         return np.stack([starts, np.append(ends, len(self))], 1)
 
-    def _model_fields(self, spaces: Spaces, clip_actions: bool) -> dict[str, Array | None]:
-        has_masks = spaces.has_masks and self.masks is not None
-        if has_masks and self.masks.shape[1:] != (spaces.action.num_options,):  # type: ignore[union-attr]
-            raise DatasetError(
-                f"masks has rows of shape {self.masks.shape[1:]}, but the actions have"  # type: ignore[union-attr]
-                f" {spaces.action.num_options} options: store one boolean for each"
-            )
-        return {
-            **({} if has_masks else {"masks": None, "next_masks": None}),
-            "obs": obs_to_model("obs", self.obs, spaces.obs),
-            "next_obs": obs_to_model("next_obs", self.next_obs, spaces.obs),
-            "actions": actions_to_model(self.actions, spaces.action, clip=clip_actions),
-        }
-
     def _changed(self, **changes: Any) -> TransitionDataset:
         options = {
             "rng": self._rng,
@@ -264,14 +260,16 @@ class TransitionDataset:
             "notes": self.notes,
             "has_rewards": self.has_rewards,
         }
-        return TransitionDataset(**{**self.arrays(), **options, **changes})
+        return TransitionDataset(**{**self._fields, **options, **changes})
 
-    def _take(self, name: str, index: Array) -> torch.Tensor:
-        array = getattr(self, name)
-        rows = self._rows[name].take(index, 0)
-        if rows.dtype != array.dtype:
-            rows = rows.view(array.dtype)
-        return torch.from_numpy(rows.reshape(len(index), *array.shape[1:])).to(self._device)
+    def _take(self, index: Array) -> dict[str, torch.Tensor]:
+        """The rows of every field."""
+        taken = {}
+        for name, array in self._fields.items():
+            rows = self._rows[name].take(index, 0).view(array.dtype)
+            rows = rows.reshape(len(index), *array.shape[1:])
+            taken[name] = torch.from_numpy(rows).to(self._device)
+        return taken
 
 
 def _as_rows(array: Array) -> Array:
