@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,9 @@ from rl_training.data.dataset_fields import flat_rows, row_blocks, rows_where
 from rl_training.errors import DatasetError
 from rl_training.replay.transitions import Array
 from rl_training.spaces.actions import ActionKind, ActionSpec
-from rl_training.spaces.given import LeafPath, ObsLeaf
-from rl_training.spaces.observations import FLOAT_BYTES, MIN_IMAGE_SIDE, ObsSpec
-from rl_training.spaces.spec import Spaces, describe_observation
+from rl_training.spaces.given import LeafPath
+from rl_training.spaces.observations import MIN_IMAGE_SIDE, ObsSpec
+from rl_training.spaces.spec import Spaces, describe_action, describe_observation, find_leaves
 
 TOLERANCE = 1e-5
 """Allowed excess of an action beyond its bounds, as a fraction of their distance: float32 rounds."""
@@ -31,7 +32,8 @@ def infer_spaces(dataset: Any) -> Spaces:
     """Infer spaces from the values, for a dataset without an environment."""
     obs, actions = dataset.obs, dataset.actions
     if obs.dtype == np.int64 and obs.ndim == 1:
-        obs_spec = ObsSpec((), "int64", _count_categories("obs", obs, dataset.next_obs))
+        count = _count_categories("obs", obs, dataset.next_obs)
+        obs_spec = describe_observation(spaces.Discrete(count))
     else:
         if obs.dtype == np.uint8 and obs.ndim == 2 and obs.shape[1] >= MAX_BYTES:
             raise DatasetError(
@@ -44,18 +46,14 @@ def infer_spaces(dataset: Any) -> Spaces:
             raise DatasetError(
                 f"actions have {actions[0].size} discrete components, whose numbers of options are unknown: set env_id"
             )
-        choices = (_count_categories("actions", actions),)
-        if dataset.masks is not None:
-            choices = (dataset.masks.shape[1],)
-        action = ActionSpec(ActionKind.DISCRETE, (), "int64", choices, np.asarray(0))
-        return Spaces(obs_spec, action, has_masks=dataset.masks is not None)
+        count, has_masks = _count_categories("actions", actions), dataset.masks is not None
+        options = dataset.masks.shape[1] if has_masks else count
+        return Spaces(obs_spec, describe_action(spaces.Discrete(options)), has_masks)
     low, high = actions.min(0).astype(np.float64), actions.max(0).astype(np.float64)
     if np.all(low >= -1.0 - TOLERANCE) and np.all(high <= 1.0 + TOLERANCE):
         low, high = np.full_like(low, -1.0), np.full_like(high, 1.0)
-    return Spaces(
-        obs_spec,
-        ActionSpec(ActionKind.CONTINUOUS, actions.shape[1:], "float32", low=low, high=high),
-    )
+    action = ActionSpec(ActionKind.CONTINUOUS, actions.shape[1:], "float32", low=low, high=high)
+    return Spaces(obs_spec, action)
 
 
 def _count_categories(name: str, *arrays: Array) -> int:
@@ -145,10 +143,11 @@ def actions_as_floats(actions: Array, spec: ActionSpec) -> bool:
     """Whether discrete actions are stored as floats, without a fraction."""
     if actions.dtype.kind != "f" or spec.kind is ActionKind.CONTINUOUS:
         return False
-    return not len(
-        rows_where(
-            lambda part: ~((np.abs(part) < MAX_CATEGORIES) & (part == np.rint(part))), actions
-        )
+    return all(
+        (
+            (np.abs(actions[block]) < MAX_CATEGORIES) & (actions[block] == np.rint(actions[block]))
+        ).all()
+        for block in row_blocks(actions)
     )
 
 
@@ -184,47 +183,56 @@ def recorded_spec(spec: ObsSpec) -> ObsSpec:
 
 def to_recorded(spec: ObsSpec, rows: Array) -> Array:
     """Convert stored rows [n, *shape] to file rows; the same array if nothing is scaled."""
-    if not _has_scales(spec):
-        return rows
-    recorded = rows.copy()
-    numbers = spec.numbers(recorded)
-    for part, columns in _number_columns(spec):
-        if part.scale != 1.0:
-            numbers[:, columns] = np.rint(numbers[:, columns] / part.scale)
-    return recorded
+    return _rescale(spec, rows, lambda values, scale: np.rint(values / scale))
 
 
 def from_recorded(spec: ObsSpec, rows: Array) -> Array:
     """Convert file rows to stored rows: the inverse of `to_recorded`."""
-    if not _has_scales(spec):
+    return _rescale(spec, rows, lambda values, scale: values * np.float32(scale))
+
+
+def _rescale(spec: ObsSpec, rows: Array, change: Callable[[Array, float], Array]) -> Array:
+    scaled = [(leaf.scale, columns) for leaf, columns in spec.leaf_columns() if leaf.scale != 1.0]
+    if not scaled:
         return rows
-    stored = np.array(rows)
-    numbers = spec.numbers(stored)
-    for part, columns in _number_columns(spec):
-        if part.scale != 1.0:
-            numbers[:, columns] *= np.float32(part.scale)
-    return stored
+    changed = rows.copy()
+    numbers = spec.numbers(changed)
+    for scale, columns in scaled:
+        numbers[:, columns] = change(numbers[:, columns], scale)
+    return changed
 
 
 def check_recorded(name: str, rows: Array, spec: ObsSpec) -> None:
     """Raise a `DatasetError` unless uint8 parts hold bytes and discrete parts are one-hot."""
-    if not spec.leaves:
-        return
-    for part, columns in _number_columns(spec):
-        key = "/".join(map(str, part.path)) or "obs"
-        if part.scale != 1.0:
-            fault = _first_row(spec, rows, columns, _is_not_byte)
-            remedy = "the environment has integers from 0 to 255: store them unscaled, or record the dataset again"
-        elif part.choices:
-            fault = _first_row(
-                spec, rows, columns, lambda values, part=part: _is_not_one_hot(values, part)
-            )
-            remedy = "the environment has categories: store each one-hot"
+    for leaf, columns in spec.leaf_columns():
+        if leaf.scale != 1.0:
+            find_fault = _not_bytes
+            remedy = "integers from 0 to 255: store them unscaled, or record the dataset again"
+        elif leaf.choices:
+            find_fault = partial(_not_one_hot, leaf.choices)
+            remedy = "categories: store each one-hot"
         else:
             continue
-        if fault is not None:
-            row, values = fault
-            raise DatasetError(f"{name}[{row}] has {values[:8].tolist()} for '{key}': {remedy}")
+        for block in row_blocks(rows):
+            values = spec.numbers(rows[block])[:, columns]
+            if len(wrong := np.flatnonzero(find_fault(values))):
+                raise DatasetError(
+                    f"{name}[{block.start + wrong[0]}] has {values[wrong[0]][:8].tolist()} for"
+                    f" '{leaf.name or 'obs'}': the environment has {remedy}"
+                )
+
+
+def _not_bytes(values: Array) -> Array:
+    """Rows with a number that is no whole number from 0 to 255, [n]."""
+    is_byte = (values >= 0) & (values <= MAX_BYTE) & (values == np.rint(values))
+    return ~is_byte.all(1)
+
+
+def _not_one_hot(choices: tuple[int, ...], values: Array) -> Array:
+    """Rows with a component that is not one-hot, [n]."""
+    is_code = ((values == 0) | (values == 1)).all(1)
+    sums = np.add.reduceat(values, np.cumsum((0, *choices[:-1])), axis=1)
+    return ~(is_code & (sums == 1).all(1))
 
 
 def as_observations(space: Space[Any], rows: Array) -> Any:
@@ -232,13 +240,11 @@ def as_observations(space: Space[Any], rows: Array) -> Any:
     spec = describe_observation(space)
     if not spec.leaves:
         return rows.reshape(len(rows), *space.shape).astype(space.dtype)  # type: ignore[misc]
-    numbers, found = spec.numbers(rows), dict[LeafPath, Array]()
-    for part, columns in _number_columns(spec):
-        found[part.path] = numbers[:, columns]
-    start = FLOAT_BYTES * spec.num_features
-    for part in (part for part in spec.leaves if part.is_image):
-        found[part.path] = rows[:, start : start + part.width]
-        start += part.width
+    numbers = spec.numbers(rows)
+    found = {
+        leaf.path: (rows if leaf.is_image else numbers)[:, columns]
+        for leaf, columns in spec.leaf_columns()
+    }
     return _nested(space, (), found)
 
 
@@ -251,49 +257,7 @@ def _nested(space: Space[Any], path: LeafPath, found: dict[LeafPath, Array]) -> 
         )
     values = found[path]
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        start = np.asarray(space.start).reshape(-1)
-        choices = (
-            [int(space.n)]
-            if isinstance(space, spaces.Discrete)
-            else space.nvec.reshape(-1).tolist()
-        )
-        parts = np.split(values, np.cumsum(choices)[:-1], axis=1)
-        values = np.stack([part.argmax(1) for part in parts], 1) + start
+        (leaf,) = find_leaves(space)
+        parts = np.split(values, np.cumsum(leaf.choices)[:-1], axis=1)
+        values = np.stack([part.argmax(1) for part in parts], 1) + np.asarray(leaf.start)
     return values.reshape(len(values), *(space.shape or ())).astype(space.dtype)
-
-
-def _has_scales(spec: ObsSpec) -> bool:
-    return any(part.scale != 1.0 for part in spec.leaves)
-
-
-def _number_columns(spec: ObsSpec) -> Iterator[tuple[ObsLeaf, slice]]:
-    """Each part that is not an image, and its columns in the numeric part of a row."""
-    start = 0
-    for part in spec.leaves:
-        if not part.is_image:
-            yield part, slice(start, start + part.width)
-            start += part.width
-
-
-def _first_row(
-    spec: ObsSpec, rows: Array, columns: slice, is_wrong: Any
-) -> tuple[int, Array] | None:
-    for block in row_blocks(rows):
-        values = spec.numbers(rows[block])[:, columns]
-        wrong = rows_where(is_wrong, values)
-        if len(wrong):
-            return block.start + int(wrong[0]), values[wrong[0]]
-    return None
-
-
-def _is_not_byte(values: Array) -> Array:
-    is_byte: Array = (values >= 0) & (values <= MAX_BYTE) & (values == np.rint(values))
-    return ~is_byte
-
-
-def _is_not_one_hot(values: Array, part: ObsLeaf) -> Array:
-    """Whether any component of each row is not one-hot, [n, 1]."""
-    is_code: Array = ((values == 0) | (values == 1)).all(1)
-    sums = np.add.reduceat(values, np.cumsum((0, *part.choices[:-1])), axis=1)
-    is_code &= (sums == 1).all(1)
-    return ~is_code[:, None]

@@ -40,49 +40,59 @@ MANY_REPEATS = 1e-3
 SHIFTS = {0: "obs of the same row", 2: "obs two rows later", -1: "obs of the previous row"}
 
 
+def _found(rows: Array, level: Level, name: str, found: str, remedy: str) -> Iterator[Finding]:
+    """The finding about these rows; nothing if there are none."""
+    if len(rows):
+        yield Finding(level, name, found, remedy, int(rows[0]))
+
+
 def check_finite(dataset: TransitionDataset) -> Iterator[Finding]:
     """NaN and infinite values, per field."""
-    remedy = (
-        "drop these episodes and check the recorder: one such value makes every weight non-finite"
-    )
     for name, array in dataset.arrays().items():
-        if array.dtype.kind == "f" and len(
-            rows := rows_where(lambda part: ~np.isfinite(part), array)
-        ):
-            kinds = "NaN" if np.isnan(array[rows]).any() else "infinite values"
-            found = f"{name} has {kinds} in {len(rows):,} of {len(array):,} rows"
-            yield Finding(Level.ERROR, f"{name}_not_finite", found, remedy, int(rows[0]))
+        if array.dtype.kind != "f":
+            continue
+        rows = rows_where(lambda part: ~np.isfinite(part), array)
+        kinds = "NaN" if np.isnan(array[rows]).any() else "infinite values"
+        yield from _found(
+            rows,
+            Level.ERROR,
+            f"{name}_not_finite",
+            f"{name} has {kinds} in {len(rows):,} of {len(array):,} rows",
+            "drop these episodes and check the recorder: one such value makes every weight non-finite",
+        )
 
 
 def check_episode_ends(dataset: TransitionDataset) -> Iterator[Finding]:
     """Episode end flags that contradict each other or the rows around them."""
-    both, num_ends = (
-        np.flatnonzero(dataset.terminated & dataset.truncated),
-        int(dataset.dones.sum()),
-    )
+    num_ends = int(dataset.dones.sum())
     if num_ends == 0:
-        found = f"none of the {len(dataset):,} transitions ends an episode"
-        remedy = "store 'terminated' and 'truncated', unless the task is one endless episode"
-        yield Finding(Level.WARNING, "no_episode_ends", found, remedy)
-    if len(both):
-        # A time limit can coincide with termination, but rarely does.
-        level = Level.INFO if len(both) <= max(1, 0.02 * num_ends) else Level.WARNING
-        found = f"{len(both):,} of {num_ends:,} episode ends are both terminated and truncated"
-        remedy = (
-            "they count as terminated; where the time limit ended the episode, clear 'terminated'"
+        yield Finding(
+            Level.WARNING,
+            "no_episode_ends",
+            f"none of the {len(dataset):,} transitions ends an episode",
+            "store 'terminated' and 'truncated', unless the task is one endless episode",
         )
-        yield Finding(level, "terminated_and_truncated", found, remedy, int(both[0]))
+    both = np.flatnonzero(dataset.terminated & dataset.truncated)
+    yield from _found(
+        both,
+        # A time limit can coincide with termination, but rarely does.
+        Level.INFO if len(both) <= max(1, 0.02 * num_ends) else Level.WARNING,
+        "terminated_and_truncated",
+        f"{len(both):,} of {num_ends:,} episode ends are both terminated and truncated",
+        "they count as terminated; where the time limit ended the episode, clear 'terminated'",
+    )
     continued = np.flatnonzero(dataset.dones[:-1] & dataset.follows)
     if len(continued):
         states = flat_rows(dataset.obs[evenly_spaced_rows(len(dataset), 2000)])
-        # With few states, an initial state can equal a final one.
-        level = Level.INFO if len(np.unique(states, axis=0)) < 0.5 * len(states) else Level.ERROR
-        found = f"{len(continued):,} of {num_ends:,} episode ends are followed by a row that starts at their next_obs"
-        remedy = (
+        yield from _found(
+            continued,
+            # With few states, an initial state can equal a final one.
+            Level.INFO if len(np.unique(states, axis=0)) < 0.5 * len(states) else Level.ERROR,
+            "continues_after_end",
+            f"{len(continued):,} of {num_ends:,} episode ends are followed by a row that starts at their next_obs",
             "correct the flags if they are shifted by a row; if next_obs holds the next episode's first observation,"
-            " store the final observation instead"
+            " store the final observation instead",
         )
-        yield Finding(level, "continues_after_end", found, remedy, int(continued[0]))
 
 
 def check_time_limits(dataset: TransitionDataset) -> Iterator[Finding]:
@@ -94,13 +104,12 @@ def check_time_limits(dataset: TransitionDataset) -> Iterator[Finding]:
         return
     longest = stops[lengths == lengths.max()]
     if len(longest) >= SAME_LENGTH_FRACTION * len(lengths):
-        found = f"{len(longest):,} of {len(lengths):,} terminated episodes last exactly {lengths.max():,} steps"
-        remedy = (
-            "if that is a time limit, set truncated instead: a terminated step does not bootstrap from"
-            " the next state"
-        )
-        yield Finding(
-            Level.WARNING, "time_limit_as_termination", found, remedy, int(longest[0] - 1)
+        yield from _found(
+            longest - 1,
+            Level.WARNING,
+            "time_limit_as_termination",
+            f"{len(longest):,} of {len(lengths):,} terminated episodes last exactly {lengths.max():,} steps",
+            "if that is a time limit, set truncated instead: a terminated step does not bootstrap from the next state",
         )
 
 
@@ -113,12 +122,13 @@ def check_constants(dataset: TransitionDataset) -> Iterator[Finding]:
             columns = columns[(flat[block][:, columns] == flat[0, columns]).all(0)]
         if len(flat) > 1 and len(columns):
             which = ", ".join(f"{column} (always {flat[0, column]:g})" for column in columns[:6])
-            found = f"{len(columns)} of {flat.shape[1]} columns of {name} are constant: {which}"
-            remedy = "check that the sensor or actuator was recorded, or drop these columns"
             # Some environments have constant observations; the effect of a constant action is unknown.
             is_natural = name == "obs" and len(columns) < flat.shape[1]
             yield Finding(
-                Level.INFO if is_natural else Level.WARNING, f"{name}_constant", found, remedy
+                Level.INFO if is_natural else Level.WARNING,
+                f"{name}_constant",
+                f"{len(columns)} of {flat.shape[1]} columns of {name} are constant: {which}",
+                "check that the sensor or actuator was recorded, or drop these columns",
             )
 
 
@@ -132,11 +142,8 @@ def check_rewards(dataset: TransitionDataset) -> Iterator[Finding]:
     if len(rewards) < 2:
         return
     sizes, common = np.abs(rewards), float(np.median(rewards))
-    size, mean_size, fraction = (
-        float(sizes.max()),
-        float(sizes.mean()),
-        float(np.mean(rewards != common)),
-    )
+    size, mean_size = float(sizes.max()), float(sizes.mean())
+    fraction = float(np.mean(rewards != common))
     if fraction == 0.0:
         level, remedy = Level.WARNING, "use bc: constant rewards cannot rank actions"
         if common != 0.0:
@@ -145,23 +152,17 @@ def check_rewards(dataset: TransitionDataset) -> Iterator[Finding]:
                 remedy = "only the episode length can be learned from it"
         yield Finding(level, "reward_constant", f"every reward is {common:g}", remedy)
     elif size < TINY_REWARD:
+        found = f"the largest absolute reward is {size:.3g}"
         remedy = f"set reward_scale to about {_power_of_ten(1 / size)}: small rewards are lost in rounding"
-        yield Finding(
-            Level.WARNING, "reward_tiny", f"the largest absolute reward is {size:.3g}", remedy
-        )
+        yield Finding(Level.WARNING, "reward_tiny", found, remedy)
     elif fraction < SPARSE_FRACTION:
+        found = f"only {fraction:.2%} of the rewards differ from {common:g}"
         remedy = "use iql with expectile 0.9 and a gamma near 1, which propagate sparse rewards further back"
-        yield Finding(
-            Level.INFO,
-            "reward_sparse",
-            f"only {fraction:.2%} of the rewards differ from {common:g}",
-            remedy,
-        )
+        yield Finding(Level.INFO, "reward_sparse", found, remedy)
     if mean_size > HUGE_REWARD:
+        found = f"the mean absolute reward is {mean_size:,.0f}"
         remedy = f"set reward_scale to about {_power_of_ten(1 / mean_size)}: critic gradients grow with the reward"
-        yield Finding(
-            Level.WARNING, "reward_huge", f"the mean absolute reward is {mean_size:,.0f}", remedy
-        )
+        yield Finding(Level.WARNING, "reward_huge", found, remedy)
 
 
 CHECKS = (check_finite, check_episode_ends, check_time_limits, check_constants, check_rewards)
@@ -178,37 +179,39 @@ def check_spaces(dataset: TransitionDataset, spaces: Spaces) -> Iterator[Finding
         actions = shape_actions(dataset.actions, spaces.action)
     except DatasetError as error:
         yield Finding(Level.ERROR, "actions_misfit", str(error))
-    else:
-        if actions_as_floats(dataset.actions, spaces.action):
-            found = f"actions are whole numbers stored as {dataset.actions.dtype}: they are read as integers"
-            yield Finding(Level.INFO, "actions_as_floats", found)
-        yield from _check_actions(actions, spaces.action)
-        yield from _check_masks(dataset, actions, spaces)
-
-
-def _check_actions(actions: Array, spec: ActionSpec) -> Iterator[Finding]:
-    outside, bounds = actions_outside(actions, spec), describe_bounds(spec)
+        return
+    if actions_as_floats(dataset.actions, spaces.action):
+        found = f"actions are whole numbers stored as {dataset.actions.dtype}: they are read as integers"
+        yield Finding(Level.INFO, "actions_as_floats", found)
+    outside = actions_outside(actions, spaces.action)
     if len(outside):
-        first = actions[outside[0]].tolist()
+        first, bounds = actions[outside[0]].tolist(), describe_bounds(spaces.action)
         found = f"{len(outside):,} of {len(actions):,} actions lie outside {bounds}, first {first}"
         remedy = "rescale or clip them to the environment's bounds"
         yield Finding(Level.ERROR, "actions_outside", found, remedy, int(outside[0]))
-        return
-    if spec.kind is not ActionKind.CONTINUOUS:
-        return
+    elif spaces.action.kind is ActionKind.CONTINUOUS:
+        yield from _check_range(actions, spaces.action)
+    else:
+        yield from _check_masks(dataset, actions, spaces)
+
+
+def _check_range(actions: Array, spec: ActionSpec) -> Iterator[Finding]:
+    """Continuous actions at their bounds, or far from them."""
     at_bound = flat_rows(
         (actions <= spec.low.astype(np.float32)) | (actions >= spec.high.astype(np.float32))
     )
     if at_bound.mean() > AT_BOUND_FRACTION:
-        found = f"{at_bound.mean():.1%} of the action components lie exactly at a bound"
-        remedy = "normal for a bang-bang policy or clipped noise; otherwise check the scale of the actions"
-        yield Finding(
-            Level.INFO, "actions_at_bounds", found, remedy, int(np.argmax(at_bound.any(1)))
+        yield from _found(
+            np.flatnonzero(at_bound.any(1)),
+            Level.INFO,
+            "actions_at_bounds",
+            f"{at_bound.mean():.1%} of the action components lie exactly at a bound",
+            "normal for a bang-bang policy or clipped noise; otherwise check the scale of the actions",
         )
     some = actions[evenly_spaced_rows(len(actions), 20_000)]
     used = float(np.max(np.ptp(some, axis=0) / np.maximum(spec.high - spec.low, 1e-12)))
     if spec.is_bounded and used < 0.1:
-        found = f"the actions cover {used:.1%} of their range {bounds}"
+        found = f"the actions cover {used:.1%} of their range {describe_bounds(spec)}"
         remedy = "check that they are in the environment's units, not normalized by its bounds"
         yield Finding(Level.WARNING, "actions_narrow", found, remedy)
 
@@ -217,8 +220,6 @@ def _check_masks(dataset: TransitionDataset, actions: Array, spaces: Spaces) -> 
     """Masks that forbid the recorded action, or every option of a component where an action follows."""
     masks, next_masks, spec = dataset.masks, dataset.next_masks, spaces.action
     if masks is None or next_masks is None or masks.shape[1:] != (spec.num_options,):
-        return
-    if not spec.choices or len(actions_outside(actions, spec)):
         return
     starts = np.cumsum([0, *spec.choices[:-1]])
     chosen = flat_rows(spec.to_model(actions)) + starts
@@ -234,11 +235,10 @@ def _check_masks(dataset: TransitionDataset, actions: Array, spaces: Spaces) -> 
             "next_masks permit no action, though the episode did not terminate",
         ),
     ):
-        if len(wrong := np.flatnonzero(~is_right)):
-            remedy = "correct the masks, or remove them from the file"
-            yield Finding(
-                level, name, f"{len(wrong):,} of {len(masks):,} {fault}", remedy, int(wrong[0])
-            )
+        wrong = np.flatnonzero(~is_right)
+        found = f"{len(wrong):,} of {len(masks):,} {fault}"
+        remedy = "correct the masks, or remove them from the file"
+        yield from _found(wrong, level, name, found, remedy)
 
 
 def _power_of_ten(value: float) -> str:
@@ -259,14 +259,20 @@ def check_alignment(dataset: TransitionDataset, residuals: Array | None) -> Iter
     if residuals is not None:
         is_wrong |= residuals[rows] > JUMP_RESIDUAL
     wrong, unflagged = rows[is_wrong], rows[~is_wrong]
-    if len(wrong):
-        found = f"next_obs differs from the next row's obs in {len(wrong):,} rows inside episodes"
-        remedy = "rebuild next_obs from the recording: TD targets would use the wrong next state"
-        yield Finding(Level.ERROR, "next_obs_misaligned", found, remedy, int(wrong[0]))
-    if len(unflagged):
-        found = f"{len(unflagged):,} episodes end without a flag: the next row belongs to another episode"
-        remedy = "set truncated there if a time limit or the recorder ended them, terminated if the task did"
-        yield Finding(Level.WARNING, "unflagged_ends", found, remedy, int(unflagged[0]))
+    yield from _found(
+        wrong,
+        Level.ERROR,
+        "next_obs_misaligned",
+        f"next_obs differs from the next row's obs in {len(wrong):,} rows inside episodes",
+        "rebuild next_obs from the recording: TD targets would use the wrong next state",
+    )
+    yield from _found(
+        unflagged,
+        Level.WARNING,
+        "unflagged_ends",
+        f"{len(unflagged):,} episodes end without a flag: the next row belongs to another episode",
+        "set truncated there if a time limit or the recorder ended them, terminated if the task did",
+    )
 
 
 def _describe_unordered(dataset: TransitionDataset, breaks: Array) -> Finding:
@@ -295,32 +301,36 @@ def check_jumps(
         & (step_lengths > JUMP_LENGTH)
     )
     rows = np.flatnonzero(is_jump & ~dataset.dones)
-    if len(rows):
-        found = f"{len(rows):,} steps inside episodes jump: they do not fit the dynamics of the steps around them"
-        remedy = "if they are resets without a flag, set truncated in the row before each and drop the row itself"
-        yield Finding(Level.WARNING, "jumps", found, remedy, int(rows[0]))
+    yield from _found(
+        rows,
+        Level.WARNING,
+        "jumps",
+        f"{len(rows):,} steps inside episodes jump: they do not fit the dynamics of the steps around them",
+        "if they are resets without a flag, set truncated in the row before each and drop the row itself",
+    )
 
 
 def check_repeats(dataset: TransitionDataset) -> Iterator[Finding]:
     """Transitions that occur more than once, bit-exact."""
     hashes = _row_hashes(dataset.obs, dataset.actions, dataset.rewards, dataset.next_obs)
-    is_repeat = np.ones(len(dataset), np.bool_)
-    is_repeat[np.unique(hashes, return_index=True)[1]] = False
-    if not is_repeat.any():
+    repeats = np.delete(np.arange(len(dataset)), np.unique(hashes, return_index=True)[1])
+    if not len(repeats):
         return
     # With few states, equal transitions are normal.
     is_expected = dataset.obs.dtype.kind != "f" or len(
         np.unique(_row_hashes(dataset.obs))
     ) < 0.1 * len(dataset)
-    fraction = is_repeat.mean()
-    found = f"{is_repeat.sum():,} transitions ({fraction:.1%}) repeat an earlier one exactly"
-    remedy = (
+    fraction = len(repeats) / len(dataset)
+    is_fault = not is_expected and fraction >= MANY_REPEATS
+    yield from _found(
+        repeats,
+        Level.WARNING if is_fault else Level.INFO,
+        "repeated_transitions",
+        f"{len(repeats):,} transitions ({fraction:.1%}) repeat an earlier one exactly",
         "normal with few states"
         if is_expected
-        else "drop them if a file was joined twice: they count double"
+        else "drop them if a file was joined twice: they count double",
     )
-    level = Level.INFO if is_expected or fraction < MANY_REPEATS else Level.WARNING
-    yield Finding(level, "repeated_transitions", found, remedy, int(np.argmax(is_repeat)))
 
 
 def _row_hashes(*arrays: Array) -> Array:

@@ -40,13 +40,9 @@ class ObsLeaf:
     @property
     def dtype(self) -> str:
         """float32 for numbers, uint8 for bytes and images, int64 for categories."""
-        return (
-            "int64"
-            if self.choices
-            else "uint8"
-            if self.is_image or self.scale != 1.0
-            else "float32"
-        )
+        if self.choices:
+            return "int64"
+        return "uint8" if self.is_image or self.scale != 1.0 else "float32"
 
     @property
     def width(self) -> int:
@@ -66,11 +62,7 @@ class ObsLeaf:
         if self.is_image:
             return rows
         if not self.choices:
-            return (
-                rows.astype(np.float32)
-                if self.scale == 1.0
-                else rows.astype(np.float32) * np.float32(self.scale)
-            )
+            return rows.astype(np.float32) * np.float32(self.scale)
         columns = zip((rows - np.asarray(self.start)).T, self.choices, strict=True)
         return np.hstack([column[:, None] == np.arange(count) for column, count in columns]).astype(
             np.float32
@@ -168,10 +160,8 @@ def _is_one_per_component(parts: Sequence[Any], choices: tuple[int, ...]) -> boo
 
 
 def _array(obs: Any, part: ObsLeaf) -> Array:
-    found = obs
     try:
-        for key in part.path:
-            found = found[key]
+        found = part.find(obs)
     except (KeyError, IndexError, TypeError):
         raise EnvError(f"the observation has no part '{part.name}'") from None
     try:

@@ -7,14 +7,14 @@ first, then the images' bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from rl_training.spaces.given import Array, ObsLeaf, read_parts
+from rl_training.spaces.given import Array, LeafPath, ObsLeaf, read_parts
 
 FLOAT_BYTES = 4
 MIN_IMAGE_SIDE = 36
@@ -34,19 +34,12 @@ class ObsSpec:
     @property
     def num_features(self) -> int:
         """Length of the flat (or one-hot encoded) observation, without images."""
-        if self.leaves:
-            return sum(leaf.width for leaf in self.leaves if not leaf.is_image)
-        if self.image_shapes:
-            return 0
-        return self.num_categories or prod(self.shape)
+        return sum(part.width for part in self.parts if not part.is_image)
 
     @property
     def image_shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of its images, in stored order."""
-        if self.leaves:
-            return tuple(leaf.shape for leaf in self.leaves if leaf.is_image)
-        is_image = self.dtype == "uint8" and is_image_shape(self.shape)
-        return (self.shape,) if is_image else ()
+        return tuple(part.shape for part in self.parts if part.is_image)
 
     def as_stored(self, obs: Any) -> Array:
         """Stored form [B, *shape] of a batch of the environment's observations."""
@@ -74,9 +67,7 @@ class ObsSpec:
             return self.leaves
         if self.num_categories is not None:
             return (ObsLeaf((), (), choices=(self.num_categories,), start=(0,)),)
-        is_image = bool(self.image_shapes)
-        is_byte_vector = self.dtype == "uint8" and not is_image
-        return (ObsLeaf((), self.shape, is_image, 1 / 255 if is_byte_vector else 1.0),)
+        return (array_leaf((), self.shape, is_bytes=self.dtype == "uint8"),)
 
     def read(self, obs: Any) -> tuple[Any, bool]:
         """Observation or batch given by a user, as a batch for `as_stored`, and whether it was a batch.
@@ -104,14 +95,17 @@ class ObsSpec:
             rows = rows[..., : FLOAT_BYTES * self.num_features].view(np.float32)
         return rows
 
+    def leaf_columns(self) -> Iterator[tuple[ObsLeaf, slice]]:
+        """Each leaf of a Dict or Tuple with its columns: of an image in the stored row, of others in its numbers."""
+        starts = {False: 0, True: FLOAT_BYTES * self.num_features}
+        for leaf in self.leaves:
+            start = starts[leaf.is_image]
+            starts[leaf.is_image] += leaf.width
+            yield leaf, slice(start, start + leaf.width)
+
     def columns(self, name: str) -> slice:
         """Columns of a leaf in the stored row of a Dict without images."""
-        start = 0
-        for leaf in self.leaves:
-            if leaf.path == (name,):
-                return slice(start, start + leaf.width)
-            start += leaf.width
-        raise KeyError(name)
+        return next(columns for leaf, columns in self.leaf_columns() if leaf.path == (name,))
 
     def state_dict(self) -> dict[str, Any]:
         """All fields, JSON-compatible."""
@@ -171,6 +165,12 @@ def check_sizes(sizes: Iterable[Any]) -> None:
     for number in sizes:
         if type(number) is not int or number < 1:
             raise ValueError(f"{number!r:.100} is not a size of a space")
+
+
+def array_leaf(path: LeafPath, shape: tuple[int, ...], *, is_bytes: bool) -> ObsLeaf:
+    """The leaf of a Box: bytes are an image, or numbers that are scaled to [0, 1]."""
+    is_image = is_bytes and is_image_shape(shape)
+    return ObsLeaf(path, shape, is_image, 1 / 255 if is_bytes and not is_image else 1.0)
 
 
 def is_image_shape(shape: tuple[int, ...]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from rl_training.errors import EnvError
 from rl_training.spaces.actions import ActionKind, ActionSpec
 from rl_training.spaces.given import LeafPath, ObsLeaf
-from rl_training.spaces.observations import ObsSpec, check_sizes, is_image_shape, stored_as
+from rl_training.spaces.observations import ObsSpec, array_leaf, check_sizes, stored_as
 
 
 @dataclass(frozen=True)
@@ -87,11 +86,9 @@ def describe_observation(space: Space[Any]) -> ObsSpec:
                 f"observation space {space} starts at {space.start}; only Discrete spaces from 0 are supported"
             )
         return ObsSpec((), "int64", int(space.n))
-    if isinstance(space, Box):
-        return ObsSpec(tuple(space.shape), "uint8" if space.dtype == np.uint8 else "float32")
-    if isinstance(space, MultiBinary):
-        return ObsSpec(tuple(space.shape), "float32")
     leaves = tuple(sorted(find_leaves(space), key=lambda leaf: leaf.is_image))
+    if isinstance(space, (Box, MultiBinary)):
+        return ObsSpec(leaves[0].shape, leaves[0].dtype)
     if not leaves:
         raise EnvError(f"observation space {space} is empty")
     return ObsSpec(*stored_as(leaves), leaves=leaves)
@@ -106,11 +103,7 @@ def find_leaves(space: Space[Any], path: LeafPath = ()) -> Iterator[ObsLeaf]:
         for index, inner in enumerate(space.spaces):
             yield from find_leaves(inner, (*path, index))
     elif isinstance(space, Box):
-        is_bytes = space.dtype == np.uint8
-        is_image = is_bytes and is_image_shape(space.shape)
-        yield ObsLeaf(
-            path, tuple(space.shape), is_image, 1 / 255 if is_bytes and not is_image else 1.0
-        )
+        yield array_leaf(path, tuple(space.shape), is_bytes=space.dtype == np.uint8)
     elif isinstance(space, MultiBinary):
         yield ObsLeaf(path, tuple(space.shape))
     elif isinstance(space, Discrete):
@@ -129,20 +122,14 @@ def find_leaves(space: Space[Any], path: LeafPath = ()) -> Iterator[ObsLeaf]:
 
 def describe_action(space: Space[Any]) -> ActionSpec:
     """Read an action space, or raise an `EnvError` that says what is supported."""
-    if isinstance(space, Discrete):
-        start = np.asarray(int(space.start))
-        return ActionSpec(ActionKind.DISCRETE, (), str(space.dtype), (int(space.n),), start)
-    if isinstance(space, MultiDiscrete):
-        choices = tuple(int(n) for n in space.nvec.reshape(-1))
-        start = np.asarray(space.start, dtype=np.int64)
-        return ActionSpec(
-            ActionKind.MULTI_DISCRETE, tuple(space.shape), str(space.dtype), choices, start
-        )
     if isinstance(space, MultiBinary):
-        choices, start = (2,) * prod(space.shape), np.zeros(space.shape, np.int64)
-        return ActionSpec(
-            ActionKind.MULTI_DISCRETE, tuple(space.shape), str(space.dtype), choices, start
-        )
+        space = MultiDiscrete(np.full(space.shape, 2), space.dtype)
+    if isinstance(space, (Discrete, MultiDiscrete)):
+        (leaf,) = find_leaves(space)
+        is_one = isinstance(space, Discrete)
+        kind = ActionKind.DISCRETE if is_one else ActionKind.MULTI_DISCRETE
+        start = np.asarray(leaf.start, np.int64).reshape(leaf.shape)
+        return ActionSpec(kind, leaf.shape, str(space.dtype), leaf.choices, start)
     if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
         return ActionSpec(
