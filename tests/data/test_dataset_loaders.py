@@ -12,9 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from dataset_tools import act_in, make_dataset, make_fields
+from gymnasium.spaces import Box, Discrete, flatten
+from toy_envs import NestedEnv
 
 from rl_training.data.dataset_loaders import (
     load_transition_dataset,
@@ -24,25 +28,6 @@ from rl_training.data.dataset_loaders import (
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.errors import DatasetError
 from rl_training.replay.transitions import FIELDS
-
-
-def make_fields(count: int = 50, length: int = 10, *, offset: float = 0.0) -> dict[str, np.ndarray]:
-    """Episodes of `length` steps whose observations count the rows."""
-    rng = np.random.default_rng(0)
-    obs = np.repeat(np.arange(count, dtype=np.float32)[:, None] + offset, 3, axis=1)
-    truncated = np.arange(count) % length == length - 1
-    return {
-        "obs": obs,
-        "actions": rng.uniform(-1, 1, (count, 2)).astype(np.float32),
-        "rewards": rng.normal(size=count).astype(np.float32),
-        "next_obs": np.where(truncated[:, None], obs + 0.5, obs + 1).astype(np.float32),
-        "terminated": np.zeros(count, np.bool_),
-        "truncated": truncated,
-    }
-
-
-def make_dataset(count: int = 50, length: int = 10, *, offset: float = 0.0) -> TransitionDataset:
-    return TransitionDataset(**make_fields(count, length, offset=offset))
 
 
 def load(path: Path, kind: str = "npz") -> TransitionDataset:
@@ -111,13 +96,6 @@ class TestNpz:
             assert isinstance(owner, np.memmap), name
             assert not owner.flags.writeable
 
-    def test_mapped_data_is_sampled_without_a_warning(self, tmp_path: Path) -> None:
-        path = save_transition_dataset(tmp_path / "data.npz", make_dataset())
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            batch = load(path).sample(16)
-        assert torch.equal(batch.obs, make_dataset().sample(16).obs)
-
     def test_compressed_data_is_read_and_the_notes_say_so(self, tmp_path: Path) -> None:
         np.savez_compressed(tmp_path / "data.npz", **make_fields())
         dataset = load(tmp_path / "data.npz")
@@ -138,61 +116,9 @@ class TestNpz:
         assert_equal(dataset, make_dataset())
         assert dataset.notes[0].startswith("obs, rewards, next_obs, terminated: read into memory")
 
-    def test_images_stay_bytes(self, tmp_path: Path) -> None:
-        fields = make_fields()
-        fields["obs"] = np.random.default_rng(0).integers(0, 256, (50, 4, 4, 3), np.uint8)
-        fields["next_obs"] = fields["obs"]
-        np.savez(tmp_path / "data.npz", **fields)
-        assert load(tmp_path / "data.npz").obs.dtype == np.uint8
-
-    def test_the_d4rl_layout_is_understood(self, tmp_path: Path) -> None:
-        fields = make_fields()
-        names = {"obs": "observations", "terminated": "terminals", "truncated": "timeouts"}
-        del fields["next_obs"]
-        np.savez(
-            tmp_path / "data.npz",
-            **{names.get(name, name): array for name, array in fields.items()},
-        )
-        dataset = load(tmp_path / "data.npz")
-        assert "5 of 50 transitions were dropped" in dataset.notes[0]
-        np.testing.assert_array_equal(dataset.next_obs, dataset.obs + 1)
-        assert len(dataset.episodes()) == 5
-        assert dataset.dones.sum() == 5
-
-    def test_a_missing_key_is_named_with_what_is_there(self, tmp_path: Path) -> None:
-        np.savez(
-            tmp_path / "data.npz", states=np.zeros((3, 2)), actions=np.zeros(3), rewards=np.zeros(3)
-        )
-        message = refusal(tmp_path / "data.npz")
-        assert "lacks obs (named 'obs' or 'observations'), terminated (named" in message
-        assert "it has 'actions', 'rewards', 'states'" in message
-
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            ({"rewards": np.zeros(49)}, "has 49 rows and obs has 50"),
-            (
-                {"obs": np.zeros((50, 3), complex)},
-                "has dtype complex128: store numbers or booleans",
-            ),
-            ({"actions": np.array(["up"] * 50)}, "has dtype <U2"),
-            (
-                {"obs": np.array([{}] * 50, object)},
-                "is an object array, which needs pickle to load",
-            ),
-            ({"terminated": np.full(50, 2)}, "an episode end flag is 0 or 1"),
-            (
-                {name: array[:0] for name, array in make_fields().items()},
-                "is empty: it has no transition",
-            ),
-        ],
-        ids=["length", "complex", "text", "object", "flag", "empty"],
-    )
-    def test_a_field_of_the_wrong_kind(
-        self, tmp_path: Path, changes: dict[str, Any], message: str
-    ) -> None:
-        np.savez(tmp_path / "data.npz", **{**make_fields(), **changes})
-        assert message in refusal(tmp_path / "data.npz")
+    def test_a_file_of_empty_arrays(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "data.npz", **make_fields(0))
+        assert "is empty: it has no transitions" in refusal(tmp_path / "data.npz")
 
     def test_an_empty_file(self, tmp_path: Path) -> None:
         (tmp_path / "data.npz").write_bytes(b"")
@@ -206,7 +132,7 @@ class TestNpz:
 
     def test_a_pickle_inside_an_object_array_is_not_opened(self, tmp_path: Path) -> None:
         path, mark = tmp_path / "data.npz", tmp_path / "mark"
-        np.savez(path, **{**make_fields(), "obs": np.array([Bomb(mark)] * 50, object)})
+        np.savez(path, **{**make_fields(), "obs": np.array([Bomb(mark)] * 60, object)})
         assert "object array" in refusal(path)
         assert not mark.exists()
 
@@ -275,7 +201,7 @@ class TestNpz:
             for info in good.infolist():
                 content = good.read(info)
                 bad.writestr(
-                    info.filename, content.replace(b"(50, 3)", b"(9999999999, 3)".ljust(7)[:15])
+                    info.filename, content.replace(b"(60, 3)", b"(9999999999, 3)".ljust(7)[:15])
                 )
         assert "'obs' in" in refusal(tmp_path / "data.npz")
 
@@ -298,17 +224,15 @@ class TestPt:
         torch.save({**tensors, **changes}, path)
         return path
 
-    def test_a_dict_of_tensors_is_read(self, tmp_path: Path) -> None:
-        assert_equal(load(self.save(tmp_path / "data.pt"), "pt"), make_dataset())
-
-    def test_a_file_of_the_old_format_is_read(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("is_zip", [True, False])
+    def test_a_dict_of_tensors_is_read(self, tmp_path: Path, is_zip: bool) -> None:
         tensors = {name: torch.from_numpy(array) for name, array in make_fields().items()}
-        torch.save(tensors, tmp_path / "data.pt", _use_new_zipfile_serialization=False)
+        torch.save(tensors, tmp_path / "data.pt", _use_new_zipfile_serialization=is_zip)
         assert_equal(load(tmp_path / "data.pt", "pt"), make_dataset())
 
     def test_half_precision_becomes_float32(self, tmp_path: Path) -> None:
-        path = self.save(tmp_path / "data.pt", rewards=torch.arange(50, dtype=torch.bfloat16))
-        assert load(path, "pt").rewards.tolist() == list(range(50))
+        path = self.save(tmp_path / "data.pt", rewards=torch.arange(60, dtype=torch.bfloat16))
+        assert load(path, "pt").rewards.tolist() == list(range(60))
 
     def test_code_in_the_file_does_not_run(self, tmp_path: Path) -> None:
         mark = tmp_path / "mark"
@@ -339,9 +263,9 @@ class TestPt:
     @pytest.mark.parametrize(
         ("value", "message"),
         [
-            ([1.0] * 50, "not a dense tensor"),
-            (torch.ones(50).to_sparse(), "not a dense tensor"),
-            (torch.zeros(50, dtype=torch.complex64), "has dtype complex64"),
+            ([1.0] * 60, "not a dense tensor"),
+            (torch.ones(60).to_sparse(), "not a dense tensor"),
+            (torch.zeros(60, dtype=torch.complex64), "has dtype complex64"),
         ],
     )
     def test_something_else_than_a_plain_tensor(
@@ -440,18 +364,9 @@ class TestMixing:
 
     def test_data_of_two_environments_is_refused(self) -> None:
         fields = make_fields()
-        fields["actions"] = np.zeros(50, np.int64)
+        fields["actions"] = np.zeros(60, np.int64)
         with pytest.raises(DatasetError, match="actions of dataset 1 is int64"):
             mix_datasets([make_dataset(), TransitionDataset(**fields)], [1, 1], 0)
-
-
-def test_without_minari_the_command_that_installs_it_is_given(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "minari", None)
-    with pytest.raises(DatasetError) as error:
-        load_transition_dataset("minari", dataset_id="a/b-v0")
-    assert 'pip install "rl-training[offline]"' in str(error.value)
 
 
 class TestMinari:
@@ -462,23 +377,12 @@ class TestMinari:
 
     @pytest.mark.parametrize("data_format", ["hdf5", "arrow", "parquet"])
     def test_recorded_steps_come_back_one_by_one(self, data_format: str) -> None:
-        import gymnasium as gym
-
-        recorded = record(
-            gym.make("CartPole-v1", max_episode_steps=15), "cartpole/test-v0", data_format
-        )
-        dataset = load_transition_dataset("minari", dataset_id="cartpole/test-v0")
-        assert len(dataset) == len(recorded)
-        assert (
-            {bool(step[4]) for step in recorded}
-            == {bool(step[5]) for step in recorded}
-            == {True, False}
-        )
-        for row, step in enumerate(recorded):
-            for name, value in zip(FIELDS, step, strict=True):
-                np.testing.assert_array_equal(
-                    getattr(dataset, name)[row], value, err_msg=f"{name} of row {row}"
-                )
+        env = gym.make("CartPole-v1", max_episode_steps=15)
+        recorded = record(env, "cartpole/test-v0", data_format)
+        dataset = minari_dataset("cartpole/test-v0")
+        terminated, truncated = ({bool(step[flag]) for step in recorded} for flag in (4, 5))
+        assert terminated == truncated == {True, False}
+        assert_recorded(dataset, recorded, env.observation_space)
         assert dataset.actions.dtype == np.int64
 
     @pytest.mark.parametrize("data_format", ["hdf5", "arrow"])
@@ -487,75 +391,40 @@ class TestMinari:
         self, data_format: str, nested: bool
     ) -> None:
         pytest.importorskip("jax", reason="Minari's recorder needs it")
-        import gymnasium as gym
         import minari
-        from gymnasium.spaces import flatten
-        from toy_envs import NestedEnv
 
         env = NestedEnv() if nested else gym.make("CartPole-v1", max_episode_steps=15)
         collector = minari.DataCollector(env, data_format=data_format)
-        recorded = act_at_random(collector, 60)
+        recorded = act_at_random(collector)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             collector.create_dataset("recorded/test-v0")
-        dataset = load_transition_dataset("minari", dataset_id="recorded/test-v0")
-        assert len(dataset) == len(recorded)
-        for row, (obs, action, reward, next_obs, *endings) in enumerate(recorded):
-            np.testing.assert_allclose(
-                dataset.obs[row], flatten(env.observation_space, obs), rtol=1e-6
-            )
-            np.testing.assert_allclose(
-                dataset.next_obs[row], flatten(env.observation_space, next_obs), rtol=1e-6
-            )
-            np.testing.assert_array_equal(dataset.actions[row], action)
-            assert dataset.rewards[row] == np.float32(reward)
-            assert [dataset.terminated[row], dataset.truncated[row]] == endings
+        assert_recorded(minari_dataset("recorded/test-v0"), recorded, env.observation_space)
 
     @pytest.mark.parametrize("data_format", ["hdf5", "arrow"])
     def test_nested_observations_are_flattened_as_gymnasium_does(self, data_format: str) -> None:
-        from gymnasium.spaces import flatten
-        from toy_envs import NestedEnv
-
         env = NestedEnv()
         recorded = record(env, "nested/test-v0", data_format)
-        dataset = load_transition_dataset("minari", dataset_id="nested/test-v0")
-        for row, (obs, action, _, next_obs, _, _) in enumerate(recorded):
-            np.testing.assert_allclose(
-                dataset.obs[row], flatten(env.observation_space, obs), rtol=1e-6
-            )
-            np.testing.assert_allclose(
-                dataset.next_obs[row], flatten(env.observation_space, next_obs), rtol=1e-6
-            )
-            np.testing.assert_allclose(dataset.actions[row], action)
+        dataset = minari_dataset("nested/test-v0")
+        assert_recorded(dataset, recorded, env.observation_space)
         (note,) = dataset.notes
         assert "flattened in this order: position (2), mode (3), parts.0 (2), parts.1 (4)" in note
 
     def test_an_episode_that_ends_without_a_flag_counts_as_truncated(self) -> None:
-        from gymnasium.spaces import Box, Discrete
         from minari.data_collector import EpisodeBuffer
 
-        open_ended = EpisodeBuffer(
-            None,
-            None,
-            None,
-            np.zeros((4, 1), np.float32),
-            [0] * 3,
-            [0.0] * 3,
-            [False] * 3,
-            [False] * 3,
-        )
+        steps = ([0] * 3, [0.0] * 3, [False] * 3, [False] * 3)
+        open_ended = EpisodeBuffer(None, None, None, np.zeros((4, 1), np.float32), *steps)
         spaces = {"observation_space": Box(-1, 1, (1,)), "action_space": Discrete(2)}
         write_minari("open/test-v0", [open_ended, open_ended], **spaces)
-        dataset = load_transition_dataset("minari", dataset_id="open/test-v0")
+        dataset = minari_dataset("open/test-v0")
         assert dataset.truncated.tolist() == [False, False, True] * 2
         assert dataset.notes == ("2 episodes end without a flag and are taken as truncated",)
 
     def test_a_dataset_that_is_not_there_is_answered_with_those_that_are(self) -> None:
-        import gymnasium as gym
-
         record(gym.make("CartPole-v1"), "cartpole/test-v0", "hdf5", num_steps=5)
         with pytest.raises(DatasetError) as error:
-            load_transition_dataset("minari", dataset_id="cartpole/other-v0")
+            minari_dataset("cartpole/other-v0")
         assert "set dataset_download to true (there: cartpole/test-v0)" in str(error.value)
 
     def test_a_failed_download_is_explained(
@@ -568,7 +437,7 @@ class TestMinari:
 
         monkeypatch.setattr(minari, "download_dataset", fail)
         with pytest.raises(DatasetError) as error:
-            load_transition_dataset("minari", dataset_id="D4RL/door/human-v2", download=True)
+            minari_dataset("D4RL/door/human-v2", download=True)
         message = str(error.value)
         assert message.startswith(
             "could not download 'D4RL/door/human-v2': ConnectionError: no route to host;"
@@ -578,54 +447,55 @@ class TestMinari:
     @pytest.mark.parametrize("dataset_id", ["", "no version", "../../etc-v0/.."])
     def test_an_id_of_another_form(self, dataset_id: str) -> None:
         with pytest.raises(DatasetError, match="is not a Minari id"):
-            load_transition_dataset("minari", dataset_id=dataset_id)
+            minari_dataset(dataset_id)
 
-    def test_the_environment_that_a_dataset_names_is_never_made(self, tmp_path: Path) -> None:
-        """Without stored spaces Minari would import what the file names as the environment's code."""
-        import gymnasium as gym
-
-        record(gym.make("CartPole-v1"), "cartpole/test-v0", "hdf5", num_steps=5)
+    @pytest.mark.parametrize(
+        ("key", "change", "message"),
+        [
+            # Without stored spaces Minari would import what the file names as the environment's code.
+            ("action_space", lambda _: None, "lacks its action_space"),
+            ("total_episodes", lambda count: count - 1, "it is damaged"),
+        ],
+    )
+    def test_changed_metadata(self, tmp_path: Path, key: str, change: Any, message: str) -> None:
+        record(gym.make("CartPole-v1"), "cartpole/test-v0", "hdf5")
         path = tmp_path / "cartpole" / "test-v0" / "data" / "metadata.json"
         metadata = json.loads(path.read_text())
-        del metadata["action_space"]
-        path.write_text(json.dumps(metadata))
-        with pytest.raises(DatasetError, match="lacks its action_space"):
-            load_transition_dataset("minari", dataset_id="cartpole/test-v0")
+        path.write_text(json.dumps({**metadata, key: change(metadata[key])}))
+        with pytest.raises(DatasetError, match=message):
+            minari_dataset("cartpole/test-v0")
 
     @pytest.mark.parametrize("data_format", ["hdf5", "arrow"])
     def test_a_damaged_folder(self, tmp_path: Path, data_format: str) -> None:
-        import gymnasium as gym
-
         record(gym.make("CartPole-v1"), "cartpole/test-v0", data_format)
         for path in (tmp_path / "cartpole" / "test-v0" / "data").rglob("*"):
             if path.suffix in (".hdf5", ".arrow"):
                 path.write_bytes(path.read_bytes()[:200])
         with pytest.raises(DatasetError, match="cartpole/test-v0' cannot be read"):
-            load_transition_dataset("minari", dataset_id="cartpole/test-v0")
-
-    def test_a_dataset_that_lost_an_episode(self, tmp_path: Path) -> None:
-        import gymnasium as gym
-
-        record(gym.make("CartPole-v1"), "cartpole/test-v0", "hdf5")
-        path = tmp_path / "cartpole" / "test-v0" / "data" / "metadata.json"
-        metadata = json.loads(path.read_text())
-        path.write_text(json.dumps({**metadata, "total_episodes": metadata["total_episodes"] - 1}))
-        with pytest.raises(DatasetError, match="it is damaged"):
-            load_transition_dataset("minari", dataset_id="cartpole/test-v0")
+            minari_dataset("cartpole/test-v0")
 
 
-def act_at_random(env: Any, num_steps: int) -> list[tuple[Any, ...]]:
+def minari_dataset(dataset_id: str, **options: Any) -> TransitionDataset:
+    return load_transition_dataset("minari", dataset_id=dataset_id, **options)
+
+
+def assert_recorded(
+    dataset: TransitionDataset, recorded: list[tuple[Any, ...]], space: gym.Space
+) -> None:
+    """The dataset has the recorded steps, with flat observations."""
+    assert len(dataset) == len(recorded)
+    for row, (obs, action, reward, next_obs, *endings) in enumerate(recorded):
+        for name, value in (("obs", obs), ("next_obs", next_obs)):
+            flat = flatten(space, value).astype(np.float32)
+            np.testing.assert_array_equal(getattr(dataset, name)[row], flat)
+        np.testing.assert_allclose(dataset.actions[row], action, rtol=1e-7)
+        assert dataset.rewards[row] == np.float32(reward)
+        assert [dataset.terminated[row], dataset.truncated[row]] == endings
+
+
+def act_at_random(env: Any, num_steps: int = 60) -> list[tuple[Any, ...]]:
     """Steps as they were seen; the last one is marked truncated if its episode goes on."""
-    env.action_space.seed(0)
-    steps = []
-    obs, _ = env.reset(seed=0)
-    for _ in range(num_steps):
-        action = env.action_space.sample()
-        next_obs, reward, terminated, truncated, _ = env.step(action)
-        steps.append((obs, action, reward, next_obs, terminated, truncated))
-        obs = next_obs
-        if terminated or truncated:
-            obs, _ = env.reset()
+    steps = act_in(env, num_steps)
     steps[-1] = (*steps[-1][:5], steps[-1][5] or not steps[-1][4])
     return steps
 

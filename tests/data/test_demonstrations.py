@@ -36,6 +36,9 @@ WITHOUT_FINALS = np.array(OBS, np.float64)[:, None]
 ACTS, REWS = np.array([0, 1, 0, 1, 1]), np.array([1.0, 2.0, 3.0, 4.0, 5.0])
 NO, YES = False, True
 ENDS = np.array([NO, NO, YES, NO, YES])
+NEXT = np.array(NEXT_OBS, np.float64)[:, None]
+FINALS = {"obs": WITH_FINALS, "acts": ACTS, "rews": REWS}
+IMITATION = {**FINALS, "terminal": np.array([YES, NO])}
 
 
 def rows(dataset: TransitionDataset) -> dict[str, list[Any]]:
@@ -43,21 +46,20 @@ def rows(dataset: TransitionDataset) -> dict[str, list[Any]]:
     return fields | {name: dataset.arrays()[name][:, 0].tolist() for name in ("obs", "next_obs")}
 
 
-def load(tmp_path: Path, kind: str, **fields: Any) -> TransitionDataset:
-    """Write the fields as a file of this kind, and read it."""
-    path = tmp_path / f"data.{kind}"
-    if kind == "npz":
+def read(**fields: Any) -> TransitionDataset:
+    """The fields as a dataset; lists are arrays."""
+    return TransitionDataset.from_dict(
+        {name: np.asarray(values) for name, values in fields.items()}
+    )
+
+
+def from_file(path: Path, **fields: Any) -> TransitionDataset:
+    """Write the fields as a file of the kind that the suffix names, and read it."""
+    if path.suffix == ".npz":
         np.savez(path, **fields)
     else:
         torch.save({name: torch.as_tensor(value) for name, value in fields.items()}, path)
-    dataset = load_transition_dataset(kind, dataset_path=path)
-    assert rows(TransitionDataset.from_dict(fields)) == rows(dataset)
-    return dataset
-
-
-@pytest.fixture(params=["npz", "pt"])
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+    return load_transition_dataset(path.suffix[1:], dataset_path=path)
 
 
 class TestFinalObservations:
@@ -80,17 +82,11 @@ class TestFinalObservations:
         ],
         ids=repr,
     )
+    @pytest.mark.parametrize("kind", ["npz", "pt"])
     def test_imitations_layout(self, tmp_path: Path, kind: str, cuts: dict[str, Any]) -> None:
-        cuts = {name: np.array(value) for name, value in cuts.items()}
-        dataset = load(
-            tmp_path,
-            kind,
-            obs=WITH_FINALS,
-            acts=ACTS,
-            rews=REWS,
-            terminal=np.array([YES, NO]),
-            **cuts,
-        )
+        fields = {**IMITATION, **{name: np.array(value) for name, value in cuts.items()}}
+        dataset = from_file(tmp_path / f"data.{kind}", **fields)
+        assert rows(dataset) == rows(read(**fields))
         assert rows(dataset) == {
             "obs": OBS,
             "actions": [0, 1, 0, 1, 1],
@@ -103,34 +99,21 @@ class TestFinalObservations:
         assert dataset.episodes().tolist() == [[0, 3], [3, 5]]
         assert dataset.episode_returns().tolist() == [6, 9]
         notes = " ".join(dataset.notes)
-        assert (
-            f"2 episodes by '{next(iter(cuts))}', with one more observation than actions in each"
-            in notes
-        )
+        key = next(iter(cuts))
+        assert f"2 episodes by '{key}', with one more observation than actions in each" in notes
         assert (
             "1 of 2 episodes count as terminated, 1 of them with the maximum length of 3" in notes
         )
 
-    def test_truncated_tells_the_time_limits_among_the_ends(
-        self, tmp_path: Path, kind: str
-    ) -> None:
-        flags = {"terminal": np.array([YES, YES]), "truncated": np.array([YES, NO])}
-        dataset = load(
-            tmp_path, kind, obs=WITH_FINALS, acts=ACTS, rews=REWS, indices=np.array([3]), **flags
-        )
+    def test_truncated_tells_the_time_limits_among_the_ends(self) -> None:
+        flags = {"terminal": [YES, YES], "truncated": [YES, NO]}
+        dataset = read(**{**IMITATION, **flags}, indices=[3])
         assert rows(dataset)["terminated"] == [NO, NO, NO, NO, YES]
         assert rows(dataset)["truncated"] == [NO, NO, YES, NO, NO]
-        assert len([note for note in dataset.notes if "time limit" in note]) == 0
+        assert not any("time limit" in note for note in dataset.notes)
 
-    def test_without_flags_every_episode_is_truncated(self, tmp_path: Path, kind: str) -> None:
-        dataset = load(
-            tmp_path,
-            kind,
-            obs=WITH_FINALS,
-            actions=ACTS,
-            rewards=REWS,
-            episode_lengths=np.array([3, 2]),
-        )
+    def test_without_flags_every_episode_is_truncated(self) -> None:
+        dataset = read(**FINALS, episode_lengths=[3, 2])
         assert rows(dataset)["next_obs"] == NEXT_OBS
         assert not dataset.terminated.any()
         assert dataset.truncated.tolist() == ENDS.tolist()
@@ -147,39 +130,21 @@ class TestFinalObservations:
         ids=["dones", "terminated", "truncated", "dones and truncated"],
     )
     def test_the_flags_of_each_step_cut_episodes_too(
-        self, tmp_path: Path, kind: str, flags: dict[str, Any], terminated: Any
+        self, flags: dict[str, Any], terminated: Any
     ) -> None:
-        flags = {name: np.array(value) for name, value in flags.items()}
-        dataset = load(
-            tmp_path, kind, observations=WITH_FINALS, actions=ACTS, rewards=REWS, **flags
-        )
+        dataset = read(**FINALS, **flags)
         assert (rows(dataset)["obs"], rows(dataset)["next_obs"]) == (OBS, NEXT_OBS)
         assert dataset.terminated.tolist() == list(terminated)
         assert dataset.dones.tolist() == ENDS.tolist()
 
-    def test_one_episode_has_no_cuts(self, tmp_path: Path) -> None:
-        fields = {
-            "obs": WITH_FINALS[:4],
-            "acts": ACTS[:3],
-            "rews": REWS[:3],
-            "terminal": np.array([YES]),
-        }
-        for cuts in ({}, {"indices": np.array([], np.int64)}):
-            dataset = load(tmp_path, "npz", **fields, **cuts)
-            assert rows(dataset)["next_obs"] == [1, 2, 3]
-            assert rows(dataset)["terminated"] == [NO, NO, YES]
+    @pytest.mark.parametrize("cuts", [{}, {"indices": np.array([], np.int64)}])
+    def test_one_episode_has_no_cuts(self, cuts: dict[str, Any]) -> None:
+        dataset = read(obs=WITH_FINALS[:4], acts=ACTS[:3], rews=REWS[:3], terminal=[YES], **cuts)
+        assert rows(dataset)["next_obs"] == [1, 2, 3]
+        assert rows(dataset)["terminated"] == [NO, NO, YES]
 
-    def test_masks_have_final_rows_too(self, tmp_path: Path, kind: str) -> None:
-        masks = np.eye(7, dtype=np.bool_)
-        dataset = load(
-            tmp_path,
-            kind,
-            obs=WITH_FINALS,
-            acts=ACTS,
-            rews=REWS,
-            masks=masks,
-            episode_lengths=np.array([3, 2]),
-        )
+    def test_masks_have_final_rows_too(self) -> None:
+        dataset = read(**FINALS, masks=np.eye(7, dtype=np.bool_), episode_lengths=[3, 2])
         assert dataset.masks is not None
         assert dataset.next_masks is not None
         assert dataset.masks.argmax(1).tolist() == [0, 1, 2, 4, 5]
@@ -187,81 +152,59 @@ class TestFinalObservations:
 
 
 class TestWithoutFinalObservations:
-    def test_the_last_step_of_a_truncated_episode_is_dropped(
-        self, tmp_path: Path, kind: str
+    """As many observations as actions: `next_obs` is given, or the last step of a truncated episode is dropped."""
+
+    @pytest.mark.parametrize(
+        ("fields", "next_obs", "terminated", "truncated"),
+        [
+            ({"episode_starts": np.roll(ENDS, 1)}, [1, 2, 11], [NO] * 3, [NO, YES, YES]),
+            ({"indices": [3], "terminal": [YES, YES]}, [1, 2, 2, 11, 11], ENDS, [NO] * 5),
+            ({"indices": [3], "next_obs": NEXT}, NEXT_OBS, [NO] * 5, ENDS),
+            (
+                {"indices": [3], "next_obs": NEXT, "terminal": [NO, YES]},
+                NEXT_OBS,
+                [NO, NO, NO, NO, YES],
+                [NO, NO, YES, NO, NO],
+            ),
+            (
+                {"terminated": [NO] * 5, "episode_lengths": [3, 2]},
+                [1, 2, 11],
+                [NO] * 3,
+                [NO, YES, YES],
+            ),
+        ],
+        ids=["starts", "terminated", "next_obs", "next_obs and flags", "time limits"],
+    )
+    def test_cuts_mark_the_ends(
+        self, fields: dict[str, Any], next_obs: list[int], terminated: Any, truncated: Any
     ) -> None:
-        fields = {
-            "obs": WITHOUT_FINALS,
-            "actions": ACTS,
-            "rewards": REWS,
-            "episode_starts": np.roll(ENDS, 1),
-        }
-        dataset = load(tmp_path, kind, **fields)
-        assert rows(dataset)["obs"] == [0, 1, 10]
-        assert rows(dataset)["next_obs"] == [1, 2, 11]
-        assert rows(dataset)["truncated"] == [NO, YES, YES]
-        assert "2 of 5 transitions were dropped" in dataset.notes[-1]
+        dataset = read(obs=WITHOUT_FINALS, acts=ACTS, rews=REWS, **fields)
+        assert rows(dataset)["obs"] == (OBS if len(next_obs) == 5 else [0, 1, 10])
+        assert rows(dataset)["next_obs"] == next_obs
+        assert dataset.terminated.tolist() == list(terminated)
+        assert dataset.truncated.tolist() == list(truncated)
+        is_noted = any("2 of 5 transitions were dropped" in note for note in dataset.notes)
+        assert is_noted == (len(dataset) == 3)
 
-    def test_the_last_step_of_a_terminated_episode_is_kept(self, tmp_path: Path, kind: str) -> None:
-        fields = {"obs": WITHOUT_FINALS, "acts": ACTS, "rews": REWS, "indices": np.array([3])}
-        dataset = load(tmp_path, kind, **fields, terminal=np.array([YES, YES]))
-        assert rows(dataset)["obs"] == OBS
-        assert rows(dataset)["terminated"] == ENDS.tolist()
-        assert rows(dataset)["next_obs"][:2] == [1, 2]
-
-    def test_next_obs_of_the_file_is_kept(self, tmp_path: Path, kind: str) -> None:
-        fields = {
-            "obs": WITHOUT_FINALS,
-            "next_obs": np.array(NEXT_OBS, np.float64)[:, None],
-            "acts": ACTS,
-        }
-        dataset = load(tmp_path, kind, **fields, rews=REWS, indices=np.array([3]))
-        assert rows(dataset)["next_obs"] == NEXT_OBS
-        assert rows(dataset)["truncated"] == ENDS.tolist()
-        dataset = load(
-            tmp_path, kind, **fields, rews=REWS, indices=np.array([3]), terminal=np.array([NO, YES])
-        )
-        assert rows(dataset)["next_obs"] == NEXT_OBS
-        assert rows(dataset)["terminated"] == [NO, NO, NO, NO, YES]
-        assert rows(dataset)["truncated"] == [NO, NO, YES, NO, NO]
-
-    def test_a_complete_file_is_read_as_it_is(self, tmp_path: Path, kind: str) -> None:
-        fields: dict[str, Any] = {
-            "obs": WITHOUT_FINALS,
-            "next_obs": WITHOUT_FINALS + 1,
-            "actions": ACTS,
-        }
-        fields |= {"rewards": REWS, "terminated": ENDS, "truncated": ENDS & NO}
-        others = {
-            "indices": np.array([9, 1]),
-            "episode_starts": np.array([0.5]),
-            "acts": ACTS + 1,
-            "terminal": ENDS,
-        }
-        dataset = load(tmp_path, kind, **fields, **others)
-        assert rows(dataset) == rows(load(tmp_path, kind, **fields))
-        assert not any("episodes by" in note for note in dataset.notes)
-
-    def test_flags_of_each_step_need_no_cuts(self, tmp_path: Path, kind: str) -> None:
-        fields: dict[str, Any] = {"obs": WITHOUT_FINALS, "actions": ACTS, "rewards": REWS}
+    @pytest.mark.parametrize(
+        ("complete", "others"),
+        [
+            (
+                {"next_obs": NEXT},
+                {"indices": [9, 1], "episode_starts": [0.5], "acts": ACTS + 1, "terminal": ENDS},
+            ),
+            ({}, {"episode_lengths": [3]}),  # of the finished episodes
+        ],
+        ids=["with next_obs", "flags of each step"],
+    )
+    def test_a_file_with_every_flag_needs_no_cuts(
+        self, complete: dict[str, Any], others: dict[str, Any]
+    ) -> None:
+        fields = {"obs": WITHOUT_FINALS, "actions": ACTS, "rewards": REWS, **complete}
         fields |= {"terminated": ENDS & [NO, NO, YES, NO, NO], "truncated": ENDS & NO}
-        dataset = load(
-            tmp_path, kind, **fields, episode_lengths=np.array([3])
-        )  # of the finished episodes
-        assert rows(dataset) == rows(load(tmp_path, kind, **fields))
-
-    def test_cuts_mark_the_time_limits_that_flags_leave_out(
-        self, tmp_path: Path, kind: str
-    ) -> None:
-        fields: dict[str, Any] = {
-            "obs": WITHOUT_FINALS,
-            "actions": ACTS,
-            "rewards": REWS,
-            "terminated": ENDS & NO,
-        }
-        dataset = load(tmp_path, kind, **fields, episode_lengths=np.array([3, 2]))
-        assert rows(dataset)["next_obs"] == [1, 2, 11]
-        assert rows(dataset)["truncated"] == [NO, YES, YES]
+        dataset = read(**fields, **others)
+        assert rows(dataset) == rows(read(**fields))
+        assert not any("episodes by" in note for note in dataset.notes)
 
 
 class TestFaults:
@@ -295,37 +238,27 @@ class TestFaults:
         ],
         ids=repr,
     )
-    def test_cuts_that_do_not_fit(
-        self, tmp_path: Path, changes: dict[str, Any], message: str
-    ) -> None:
-        fields = {"obs": WITH_FINALS, "acts": ACTS, "rews": REWS, "terminal": [YES, NO]}
+    def test_cuts_that_do_not_fit(self, changes: dict[str, Any], message: str) -> None:
         cuts = (
             {}
             if any(name in changes for name in ("episode_lengths", "episode_ends"))
             else {"indices": [3]}
         )
-        np.savez(tmp_path / "data.npz", **{**fields, **cuts, **changes})
         with pytest.raises(DatasetError, match=message):
-            load_transition_dataset("npz", dataset_path=tmp_path / "data.npz")
+            read(**{**IMITATION, **cuts, **changes})
 
-    def test_rewards_without_episode_ends_are_refused(self, tmp_path: Path) -> None:
-        np.savez(tmp_path / "data.npz", obs=WITHOUT_FINALS, acts=ACTS, rews=REWS)
+    def test_rewards_without_episode_ends_are_refused(self) -> None:
         with pytest.raises(
             DatasetError, match=r"lacks terminated .*'episode_lengths' can cut episodes"
         ):
-            load_transition_dataset("npz", dataset_path=tmp_path / "data.npz")
+            read(obs=WITHOUT_FINALS, acts=ACTS, rews=REWS)
 
     def test_stacked_episodes_are_refused_with_the_way_to_join_them(self) -> None:
-        fields = {
-            "obs": np.zeros((2, 3, 4)),
-            "acs": np.zeros((2, 3)),
-            "rews": np.zeros((2, 3)),
-            "terminal": [YES, NO],
-        }
+        steps = np.zeros((2, 3))
         with pytest.raises(
             DatasetError, match=r"has shape \(2, 3\).*join stacked episodes .*'episode_lengths'"
         ):
-            TransitionDataset.from_dict(fields)
+            read(obs=np.zeros((2, 3, 4)), acs=steps, rews=steps, terminal=[YES, NO])
 
     def test_episodes_as_objects_are_refused_with_the_way_to_convert_them(
         self, tmp_path: Path
@@ -341,46 +274,30 @@ class TestFaults:
 
     def test_infos_of_imitation_are_not_opened(self, tmp_path: Path) -> None:
         infos = np.array([{}] * 5, object)
-        np.savez(
-            tmp_path / "data.npz",
-            obs=WITH_FINALS,
-            acts=ACTS,
-            infos=infos,
-            indices=[3],
-            terminal=[YES, NO],
-        )
-        dataset = load_transition_dataset("npz", dataset_path=tmp_path / "data.npz")
+        dataset = from_file(tmp_path / "data.npz", **IMITATION, infos=infos, indices=[3])
         assert rows(dataset)["next_obs"] == NEXT_OBS
 
 
 class TestNoRewards:
-    def test_final_observations_without_rewards(self, tmp_path: Path, kind: str) -> None:
-        dataset = load(
-            tmp_path,
-            kind,
-            obs=WITH_FINALS,
-            acts=ACTS,
-            indices=np.array([3]),
-            terminal=np.array([YES, NO]),
-        )
+    def test_final_observations_without_rewards(self) -> None:
+        dataset = read(obs=WITH_FINALS, acts=ACTS, indices=[3], terminal=[YES, NO])
         assert not dataset.has_rewards
         assert rows(dataset)["next_obs"] == NEXT_OBS
         assert "'rewards' is missing: the file can be imitated (bc)" in dataset.notes[-3]
 
-    def test_pairs_of_observations_and_actions(self, tmp_path: Path, kind: str) -> None:
-        dataset = load(tmp_path, kind, obs=WITHOUT_FINALS, acts=ACTS)
+    def test_pairs_of_observations_and_actions(self) -> None:
+        dataset = read(obs=WITHOUT_FINALS, acts=ACTS)
         assert rows(dataset)["obs"] == OBS
         assert dataset.terminated.all()
         assert len(dataset.episodes()) == 5
 
     def test_it_stays_without_rewards_when_saved_split_or_mixed(self, tmp_path: Path) -> None:
-        fields = {"obs": WITH_FINALS, "acts": ACTS, "indices": np.array([3])}
-        dataset = TransitionDataset.from_dict(fields)
+        dataset = read(obs=WITH_FINALS, acts=ACTS, indices=[3])
         mixed = mix_datasets([dataset, dataset], [0.5, 0.5], 0)
         path = save_transition_dataset(tmp_path / "saved.npz", mixed)
         assert not load_transition_dataset("npz", dataset_path=path).has_rewards
         assert not any(part.has_rewards for part in dataset.split_episodes(0.5, 0))
-        rewarded = TransitionDataset.from_dict({**fields, "rews": REWS})
+        rewarded = read(**FINALS, indices=[3])
         with pytest.raises(DatasetError, match="some datasets have rewards and others have none"):
             mix_datasets([dataset, rewarded], [0.5, 0.5], 0)
 
@@ -417,14 +334,9 @@ class TestNoRewards:
 class TestDiscreteActions:
     SPACES = describe_spaces(Box(-20, 20, (1,)), Discrete(2))
 
-    def dataset(self, actions: Any) -> TransitionDataset:
-        return TransitionDataset.from_dict(
-            {"obs": WITH_FINALS, "acts": actions, "rews": REWS, "indices": [3]}
-        )
-
     @pytest.mark.parametrize("shape", [(5,), (5, 1)])
     def test_whole_numbers_stored_as_floats(self, shape: tuple[int, ...]) -> None:
-        dataset = self.dataset(ACTS.astype(np.float64).reshape(shape))
+        dataset = read(**{**FINALS, "acts": ACTS.astype(np.float64).reshape(shape)}, indices=[3])
         assert dataset.to_model_space(self.SPACES).actions.reshape(-1).tolist() == ACTS.tolist()
         findings = check_dataset(dataset, self.SPACES, thorough=False).findings
         assert "actions_as_floats" in [finding.name for finding in findings]
@@ -444,7 +356,7 @@ class TestDiscreteActions:
     )
     def test_other_numbers_are_refused(self, actions: Any, message: str) -> None:
         with pytest.raises(DatasetError, match=message):
-            self.dataset(actions).to_model_space(self.SPACES)
+            read(**{**FINALS, "acts": actions}, indices=[3]).to_model_space(self.SPACES)
 
 
 @needs_published
@@ -462,9 +374,6 @@ class TestPublished:
         np.testing.assert_array_equal(dataset.next_obs[dataset.terminated], finals)
         assert "15 of them with the maximum length of 500" in dataset.notes[-1]
         assert check_dataset(dataset).errors == ()
-
-    def test_the_steps_obey_the_physics_of_cartpole(self) -> None:
-        dataset = load_transition_dataset("npz", dataset_path=PUBLISHED / "cartpole-v1-expert.npz")
         # Euler steps of 0.02 s: position and angle move by the velocities before the step.
         moved = dataset.obs[:, [0, 2]] + 0.02 * dataset.obs[:, [1, 3]]
         np.testing.assert_allclose(dataset.next_obs[:, [0, 2]], moved, atol=1e-5)
@@ -478,11 +387,3 @@ class TestPublished:
         np.testing.assert_allclose(dataset.episode_returns(), returns, atol=0.01)
         assert np.flatnonzero(dataset.truncated).tolist() == [999, 1999]
         assert not dataset.terminated.any()
-
-    def test_bc_trains_on_cartpole(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(tmp_path)
-        data = [
-            "algo_kwargs.dataset_kind=npz",
-            f"algo_kwargs.dataset_path={PUBLISHED / 'cartpole-v1-expert.npz'}",
-        ]
-        assert main(["train", "bc", "CartPole-v1", "--no-preset", "total_timesteps=20", *data]) == 0
