@@ -36,48 +36,21 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     gym.registry.update(removed)
 
 
-CASES = [
-    (
-        "mujoco",
-        "gymnasium.envs.mujoco",
-        ["HalfCheetah-v5", "Hopper-v4", "InvertedPendulum-v5"],
-        "mujoco",
-    ),
-    (
-        "Box2D",
-        "gymnasium.envs.box2d",
-        ["LunarLander-v3", "BipedalWalker-v3", "CarRacing-v3"],
-        "box2d",
-    ),
-    (
-        "ale_py",
-        "x",
-        ["ALE/Pong-v5", "PongNoFrameskip-v4", "Breakout-v4", "SpaceInvadersDeterministic-v4"],
-        "atari",
-    ),
-    (
-        "gymnasium_robotics",
-        "x",
-        [
-            "FetchPush-v4",
-            "HandReach-v3",
-            "AdroitHandDoor-v1",
-            "FrankaKitchen-v1",
-            "PointMaze_UMaze-v3",
-            "AntMaze_Large-v5",
-        ],
-        "robotics",
-    ),
-]
+ROBOTS = ("FetchPush-v4", "HandReach-v3", "AdroitHandDoor-v1", "FrankaKitchen-v1")
+MAZES = ("PointMaze_UMaze-v3", "AntMaze_Large-v5")
+OLD_ATARI = ("PongNoFrameskip-v4", "Breakout-v4", "SpaceInvadersDeterministic-v4")
+NEEDS = {
+    "mujoco": ("mujoco", ("HalfCheetah-v5", "Hopper-v4", "InvertedPendulum-v5")),
+    "Box2D": ("box2d", ("LunarLander-v3", "BipedalWalker-v3", "CarRacing-v3")),
+    "ale_py": ("atari", ("ALE/Pong-v5", *OLD_ATARI)),
+    "gymnasium_robotics": ("robotics", (*ROBOTS, *MAZES)),
+}
 
 
-@pytest.mark.parametrize(
-    ("package", "user", "env_ids", "extra"), CASES, ids=[case[0] for case in CASES]
-)
-def test_of_an_environment(
-    without, package: str, user: str, env_ids: list[str], extra: str
-) -> None:
-    without(package, user)
+@pytest.mark.parametrize("package", NEEDS)
+def test_of_an_environment(without, package: str) -> None:
+    extra, env_ids = NEEDS[package]
+    without(package, f"gymnasium.envs.{extra}")
     for env_id in env_ids:
         with pytest.raises(EnvError) as caught:
             make_env(env_id)

@@ -29,6 +29,7 @@ SMALL = [
     *("num_threads=1", "compile=false", "eval_episodes=1", "total_timesteps=32", "output_dir=out"),
     *("algo_kwargs.num_steps=8", "algo_kwargs.update_epochs=1", "algo_kwargs.minibatch_size=8"),
 ]
+CARTPOLE = ("ppo", "CartPole-v1", "num_envs=1")
 ENV = """
 import gymnasium as gym
 import numpy as np
@@ -89,23 +90,37 @@ def remove(path):
 {more}
 """
 
-Call = Callable[..., tuple[int, str, str]]
+Call = Callable[..., tuple[str, str]]
+Train = Callable[..., Path]
 
 
 @pytest.fixture
 def call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Call:
-    """Run the command line in this process, in an empty working directory."""
+    """Run the command line in this process, in an empty working directory: what it prints, if it exits with `code`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
-    def call(*words: str | Path) -> tuple[int, str, str]:
+    def call(*words: str | Path, code: int = 0) -> tuple[str, str]:
         capsys.readouterr()
-        code = main([str(word) for word in words])
-        return code, *capsys.readouterr()
+        ended = main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        assert ended == code, err
+        return out, err
 
     return call
+
+
+@pytest.fixture
+def train(call: Call) -> Train:
+    """Train on the command line; the run's folder."""
+
+    def train(*words: str | Path) -> Path:
+        out, _ = call("train", *words, *SMALL)
+        return Path.cwd() / dict(line.split("=", 1) for line in out.splitlines())["run_dir"]
+
+    return train
 
 
 @pytest.fixture
@@ -144,10 +159,6 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     forget()
     yield forget
     forget()
-
-
-def run_dir_of(out: str) -> Path:
-    return Path(dict(line.split("=", 1) for line in out.splitlines())["run_dir"])
 
 
 class TestWorkers:
@@ -223,42 +234,34 @@ class TestForms:
         assert answer.returncode == 0, answer.stderr + answer.stdout
         assert "ppo" in answer.stdout
 
-    def test_a_module_beside_you_trains_and_is_a_plugin(self, call: Call, write: Any) -> None:
+    def test_a_module_beside_you_trains_and_is_a_plugin(
+        self, call: Call, train: Train, write: Any
+    ) -> None:
         module = write().stem
-        code, out, err = call("train", "ppo", f"{module}:Steps", *SMALL)
-        assert code == 0, err
-        code, _, err = call(
-            "resume", "--checkpoint", run_dir_of(out), "--total-timesteps", "48", "--plugin", module
-        )
-        assert code == 0, err
+        run = train("ppo", f"{module}:Steps")
+        call("resume", run, "--total-timesteps", "48", "--plugin", module)
 
     def test_a_module_beside_you_may_hold_a_callback(self, call: Call, write: Any) -> None:
         callback = "class Watch:\n    def on_train_end(self, trainer, result):\n        print('seen', flush=True)\n"
         module = write(more=callback).stem
-        code, out, err = call(
-            "train", "ppo", "CartPole-v1", "num_envs=1", *SMALL, "--callback", f"{module}:Watch"
-        )
-        assert code == 0, err
+        out, _ = call("train", *CARTPOLE, *SMALL, "--callback", f"{module}:Watch")
         assert "seen" in out
 
     def test_the_working_directory_is_only_searched_for_what_the_user_names(
-        self, call: Call, write: Any, tmp_path: Path, forget: Any
+        self, call: Call, train: Train, write: Any, tmp_path: Path, forget: Any
     ) -> None:
         module = write().stem
         (tmp_path / "ale_py.py").write_text("raise SystemExit('imported')")
-        code, out, err = call("train", "ppo", "CartPole-v1", "num_envs=1", *SMALL)
-        assert code == 0, err
-        checkpoint = resolve_checkpoint(tmp_path / run_dir_of(out))
+        checkpoint = resolve_checkpoint(train(*CARTPOLE))
         forge_manifest(
             checkpoint, lambda manifest: manifest["config"].update(env_id=f"{module}:Steps")
         )
-        code, _, err = call("eval", "--checkpoint", checkpoint)
-        assert code == 2
+        _, err = call("eval", "--checkpoint", checkpoint, code=2)
         assert f"--plugin {module}" in err
         assert str(tmp_path) not in sys.path
 
 
-def test_the_examples_of_the_page_run(call: Call, tmp_path: Path, forget: Any) -> None:
+def test_the_examples_of_the_page_run(train: Train, tmp_path: Path, forget: Any) -> None:
     page = (TESTS.parent / "docs" / "environments.md").read_text()
     blocks = [block.partition("\n```")[0] for block in page.split("```python\n")[1:]]
     corridor, scaled, plugin = (
@@ -273,8 +276,7 @@ def test_the_examples_of_the_page_run(call: Call, tmp_path: Path, forget: Any) -
             ["corridor:make_scaled"],
             ["Corridor-v0", "--plugin", "my_plugin.py"],
         ):
-            code, _, err = call("train", "ppo", *words, *SMALL)
-            assert code == 0, err
+            train("ppo", *words)
     finally:
         gym.registry.pop("Corridor-v0", None)
         sys.modules.pop("corridor", None)
@@ -282,23 +284,20 @@ def test_the_examples_of_the_page_run(call: Call, tmp_path: Path, forget: Any) -
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_a_function_in_a_configuration_file_is_trained_and_resumed_exactly(
-    call: Call, write: Any, tmp_path: Path, forget: Any, backend: str
+    call: Call, train: Train, write: Any, tmp_path: Path, forget: Any, backend: str
 ) -> None:
     place = f"{write().name}:make_steps"
     settings = f"env_id: {place}\nenv_kwargs: {{length: 3, backend: {backend}}}\nnum_envs: 2\ncheckpoint_interval: 16\n"
     (tmp_path / "own.yaml").write_text(f"algo: ppo\n{settings}")
     for suffix in ("whole", "part"):
-        code, out, err = call("train", "--config", "own.yaml", "--run-suffix", suffix, *SMALL)
-        assert code == 0, err
+        run = train("--config", "own.yaml", "--run-suffix", suffix)
     forget()
-    run = tmp_path / run_dir_of(out)
     first = run / "checkpoints" / "step_000000000016"
     assert (
         sorted(path.name for path in (run / "checkpoints").iterdir() if path.is_dir())[0]
         == first.name
     )
-    code, _, err = call("resume", "--checkpoint", first, "--rewind", "--plugin", place)
-    assert code == 0, err
+    call("resume", "--checkpoint", first, "--rewind", "--plugin", place)
     whole = Path(str(run).replace("part", "whole"))
     assert_same_checkpoint(run / "checkpoints" / "last", whole / "checkpoints" / "last")
     assert json.loads((run / "metadata.json").read_text())["exactness"] == "exact"
@@ -330,29 +329,23 @@ class TestFaults:
             ("make_several", ["returned a vector environment", "num_envs"]),
         ],
     )
-    @pytest.mark.parametrize("command", ["train", "doctor"])
+    @pytest.mark.parametrize("command", [["train", *SMALL, "ppo"], ["doctor", "--env"]])
     def test_of_an_environment_are_named(
-        self, call: Call, write: Any, name: str, words: list[str], command: str
+        self, call: Call, write: Any, name: str, words: list[str], command: list[str]
     ) -> None:
         env_id = f"{write().name}:{name}"
-        code, out, err = (
-            call("train", "ppo", env_id, *SMALL)
-            if command == "train"
-            else call("doctor", "--env", env_id)
-        )
-        assert code == (2 if command == "train" else 1)
-        text = " ".join((out + err).split())
+        is_training = command[0] == "train"
+        text = " ".join(" ".join(call(*command, env_id, code=2 if is_training else 1)).split())
         assert "rl_training/envs" not in text
-        for word in words if command == "train" else words[:1]:
+        for word in words if is_training else words[:1]:
             assert word in text
 
-    def test_an_argument_that_is_not_there_is_named_with_the_nearest(
-        self, call: Call, write: Any
-    ) -> None:
-        for env_id in (f"{write().name}:Steps", f"{write().name}:make_steps"):
-            code, _, err = call("train", "ppo", env_id, *SMALL, "env_kwargs.lenght=3")
-            assert code == 2
-            assert "it has no argument 'lenght': did you mean 'length'?" in err
+    def test_an_argument_that_is_not_there_is_named_with_the_nearest(self, write: Any) -> None:
+        for env_id in (f"{write()}:Steps", f"{write()}:make_steps"):
+            with pytest.raises(
+                EnvError, match=r"it has no argument 'lenght': did you mean 'length'\?"
+            ):
+                make_env(env_id, {"lenght": 3})
 
     @pytest.mark.parametrize(
         ("content", "words"),
@@ -379,19 +372,13 @@ class TestFaults:
         (tmp_path / f"{name}.py").write_text(content)
         env_id = "CartPole-v1" if form == "plugin" else form.format(name=name)
         plugin = ["--plugin", f"{name}.py"] if form == "plugin" else []
-        code, _, err = call("train", "ppo", env_id, *SMALL, *plugin)
-        assert code == 2
+        _, err = call("train", "ppo", env_id, *SMALL, *plugin, code=2)
         assert "Traceback" not in err
         assert all(word in err for word in ["cannot import '", name, *words]), err
 
     def test_a_registered_class_that_raises_is_named(self, write: Any) -> None:
-        load_code(
-            str(
-                write(
-                    more='gym.register("Broken-v0", Broken)\ngym.register("Nothing-v0", make_nothing)'
-                )
-            )
-        )
+        registered = 'gym.register("Broken-v0", Broken)\ngym.register("Nothing-v0", make_nothing)'
+        load_code(str(write(more=registered)))
         try:
             with pytest.raises(
                 EnvError,
@@ -405,15 +392,15 @@ class TestFaults:
 
     def test_an_incomplete_name_is_named(self, call: Call, write: Any) -> None:
         name = write().name
-        for env_id in (f"{name}:", f"{name}::Steps", ":Steps", "here/steps:Steps"):
-            code, _, err = call("train", "ppo", env_id, *SMALL)
-            assert code == 2
-            assert any(
-                words in err
-                for words in ("is incomplete: write module:Cl", "neither a module nor a file")
-            )
-        code, _, err = call("config", "ppo", "CartPole-v1", "--plugin", f"{name}:make_step")
-        assert (code, "has no 'make_step': did you mean 'make_steps'?" in err) == (2, True)
+        for env_id in (f"{name}:", f"{name}::Steps", ":Steps"):
+            with pytest.raises(EnvError, match="is incomplete: write module:Cl"):
+                make_env(env_id)
+        with pytest.raises(EnvError, match="is neither a module nor a file"):
+            make_env("here/steps:Steps")
+        with pytest.raises(EnvError, match=r"has no 'make_step': did you mean 'make_steps'\?"):
+            load_code(f"{name}:make_step")
+        _, err = call("train", "ppo", name, *SMALL, code=2)
+        assert f"'{name}' is a file: name the class or function in it" in err
 
     def test_an_id_that_workers_do_not_know_is_named(self) -> None:
         gym.register("OnlyHere-v0", make_env)
@@ -427,11 +414,6 @@ class TestFaults:
                 )
         finally:
             del gym.registry["OnlyHere-v0"]
-
-    def test_a_file_without_a_class_is_named(self, call: Call, write: Any) -> None:
-        name = write().name
-        code, _, err = call("train", "ppo", name, *SMALL)
-        assert (code, f"'{name}' is a file: name the class or function in it" in err) == (2, True)
 
 
 PLUGIN = """
@@ -448,80 +430,55 @@ class TestPluginsOfARun:
         "words", [("mine", "CartPole-v1"), ("ppo", "Mine-v0")], ids=["algorithm", "environment"]
     )
     def test_are_recorded_and_named_where_they_are_missing(
-        self, call: Call, write: Any, forget: Any, words: tuple[str, str]
+        self, call: Call, train: Train, write: Any, forget: Any, words: tuple[str, str]
     ) -> None:
         path = write(more=PLUGIN)
-        code, out, err = call("train", *words, *SMALL, "--plugin", path.name)
-        assert code == 0, err
-        run = run_dir_of(out)
+        run = train(*words, "--plugin", path.name)
         assert json.loads((run / "metadata.json").read_text())["plugins"] == [str(path)]
         assert load_checkpoint(run).metadata["plugins"] == [str(path)]
         forget()
+        unknown = {"mine": "unknown algorithm 'mine'", "ppo": "unknown environment 'Mine-v0'"}
         for command in (["eval"], ["resume", "--total-timesteps", "48"]):
-            code, _, err = call(*command, "--checkpoint", run)
-            assert code == 2
+            _, err = call(*command, "--checkpoint", run, code=2)
             assert f" This run was started with --plugin {path}" in err
-            assert {"mine": "unknown algorithm 'mine'", "ppo": "unknown environment 'Mine-v0'"}[
-                words[0]
-            ] in err
-        code, _, err = call(
-            "resume", "--checkpoint", run, "--total-timesteps", "48", "--plugin", path
-        )
-        assert code == 0, err
+            assert unknown[words[0]] in err
+        call("resume", run, "--total-timesteps", "48", "--plugin", path)
 
-    @pytest.mark.parametrize("name", ["Steps", "make_steps"])
+    @pytest.mark.parametrize(
+        ("name", "backend", "flag"), [("Steps", "sync", ""), ("make_steps", "async", ":make_steps")]
+    )
     def test_a_relative_file_resumes_from_another_directory(
         self,
         call: Call,
+        train: Train,
         write: Any,
         forget: Any,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
         name: str,
+        backend: str,
+        flag: str,
     ) -> None:
         path = write(tmp_path / "project")
         monkeypatch.chdir(path.parent)
-        backend = "sync" if name == "Steps" else "async"
-        code, out, err = call(
-            "train", "ppo", f"{path.name}:{name}", *SMALL, f"env_kwargs.backend={backend}"
-        )
-        assert code == 0, err
-        run = Path.cwd() / run_dir_of(out)
+        run = train("ppo", f"{path.name}:{name}", f"env_kwargs.backend={backend}")
         forget()
         monkeypatch.chdir(tmp_path)
-        code, _, err = call("resume", "--checkpoint", run, "--total-timesteps", "48")
-        assert code == 2
-        allowed = str(path) if name == "Steps" else f"{path}:{name}"
-        assert f"--plugin {allowed} " in err
-        code, _, err = call(
-            "resume", "--checkpoint", run, "--total-timesteps", "48", "--plugin", allowed
-        )
-        assert code == 0, err
+        _, err = call("resume", run, "--total-timesteps", "48", code=2)
+        assert f"--plugin {path}{flag} " in err
+        call("resume", run, "--total-timesteps", "48", "--plugin", f"{path}{flag}")
 
-    def test_forged_text_is_only_shown(self, call: Call, tmp_path: Path) -> None:
-        code, out, err = call("train", "ppo", "CartPole-v1", "num_envs=1", *SMALL)
-        assert code == 0, err
-        checkpoint = resolve_checkpoint(tmp_path / run_dir_of(out))
-        forge_manifest(
-            checkpoint, lambda manifest: manifest["config"].update(env_id="NoSuchThing-v0")
-        )
-        forged: list[Any] = [
-            None,
-            "x",
-            3,
-            [3, None],
-            ["\x1b[2J"],
-            ["a" * 5000],
-            [["--plugin"]],
-            ["$(touch harm)"],
-        ]
-        for plugins in forged:
-            forge_manifest(
-                checkpoint,
-                lambda manifest, plugins=plugins: manifest["metadata"].update(plugins=plugins),
-            )
-            code, _, err = call("eval", "--checkpoint", checkpoint)
-            assert code == 2
+    def test_forged_text_is_only_shown(self, call: Call, train: Train) -> None:
+        checkpoint = resolve_checkpoint(train(*CARTPOLE))
+        junk = [None, "x", 3, [3, None], ["\x1b[2J"], ["a" * 5000], [["--plugin"]]]
+        for plugins in (*junk, ["$(touch harm)"]):
+
+            def change(manifest: dict[str, Any], plugins: Any = plugins) -> None:
+                manifest["config"]["env_id"] = "NoSuchThing-v0"
+                manifest["metadata"]["plugins"] = plugins
+
+            forge_manifest(checkpoint, change)
+            _, err = call("eval", "--checkpoint", checkpoint, code=2)
             assert "unknown environment 'NoSuchThing-v0'" in err
             assert "\x1b" not in err
             assert len(err) < 1000
@@ -530,14 +487,12 @@ class TestPluginsOfARun:
 
 class TestFunctionsThatACheckpointNames:
     def test_are_called_only_if_the_user_named_them(
-        self, call: Call, write: Any, tmp_path: Path, forget: Any
+        self, train: Train, write: Any, tmp_path: Path, forget: Any
     ) -> None:
         """An allowed file holds functions that do other things than make environments."""
         victim = tmp_path / "victim"
         victim.write_text("precious")
-        code, out, err = call("train", "ppo", "CartPole-v1", "num_envs=1", *SMALL)
-        assert code == 0, err
-        checkpoint = resolve_checkpoint(tmp_path / run_dir_of(out))
+        checkpoint = resolve_checkpoint(train(*CARTPOLE))
         path = write()
         load_code(str(path))
         changes = {"env_id": f"{path}:remove", "env_kwargs": {"path": str(victim)}}

@@ -81,99 +81,26 @@ def test_a_spec_restored_from_its_state_stores_the_same(space):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("changes", "of_leaf"),
     [
-        {"shape": [10**9]},
-        {"dtype": "object"},
-        {
-            "leaves": [
-                {
-                    "path": ["a"],
-                    "shape": [-1],
-                    "is_image": False,
-                    "scale": 1.0,
-                    "choices": [],
-                    "start": [],
-                }
-            ]
-        },
-        {
-            "leaves": [
-                {
-                    "path": ["a"],
-                    "shape": [2, 2],
-                    "is_image": True,
-                    "scale": 1.0,
-                    "choices": [],
-                    "start": [],
-                }
-            ]
-        },
-        {
-            "leaves": [
-                {
-                    "path": [None],
-                    "shape": [21],
-                    "is_image": False,
-                    "scale": 1.0,
-                    "choices": [],
-                    "start": [],
-                }
-            ]
-        },
-        {
-            "leaves": [
-                {
-                    "path": ["a"],
-                    "shape": [21],
-                    "is_image": False,
-                    "scale": 1.0,
-                    "choices": [21],
-                    "start": [0],
-                }
-            ]
-        },
-        {
-            "leaves": [
-                {
-                    "path": ["a"],
-                    "shape": [1],
-                    "is_image": False,
-                    "scale": 1.0,
-                    "choices": [21],
-                    "start": [],
-                }
-            ]
-        },
-        {
-            "leaves": [
-                {
-                    "path": ["a"],
-                    "shape": [17],
-                    "is_image": False,
-                    "scale": [],
-                    "choices": [],
-                    "start": [],
-                }
-            ]
-        },
-        {
-            "leaves": [
-                {
-                    "path": ["a"],
-                    "shape": [1],
-                    "is_image": False,
-                    "scale": 1.0,
-                    "choices": [17],
-                    "start": ["x"],
-                }
-            ]
-        },
+        ({"shape": [10**9]}, {}),
+        ({"dtype": "object"}, {}),
+        ({}, {"shape": [-1]}),
+        ({}, {"shape": [2, 2], "is_image": True}),
+        ({}, {"path": [None]}),
+        ({}, {"choices": [17], "start": [0]}),
+        ({}, {"shape": [1], "choices": [17]}),
+        ({}, {"scale": []}),
+        ({}, {"shape": [1], "choices": [17], "start": ["x"]}),
     ],
 )
-def test_a_forged_state_is_refused(change):
+def test_a_forged_state_is_refused(changes, of_leaf):
+    space = Dict(a=Box(-1, 1, (17,)))
+    state = describe_observation(space).state_dict()
+    assert ObsSpec.from_state_dict(state) == describe_observation(space)
+    state["leaves"][0] |= of_leaf
     with pytest.raises(ValueError, match=r"leaf|leaves|observation|size"):
-        ObsSpec.from_state_dict({**describe_observation(NESTED).state_dict(), **change})
+        ObsSpec.from_state_dict({**state, **changes})
 
 
 @pytest.mark.parametrize(

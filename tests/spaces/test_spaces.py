@@ -169,12 +169,6 @@ def test_a_multi_binary_action_is_a_choice_of_two_for_each_bit():
     assert spec.to_model(env).tolist() == [[0, 1, 0, 1, 1, 0]]
 
 
-def test_the_kind_of_an_action_follows_its_space():
-    assert action_spec(Discrete(2)).kind is ActionKind.DISCRETE
-    assert action_spec(MultiDiscrete([2, 2])).kind is ActionKind.MULTI_DISCRETE
-    assert action_spec(uneven_box((2,))).kind is ActionKind.CONTINUOUS
-
-
 @pytest.mark.parametrize("space", [Tuple([Discrete(2)]), Box(0, 5, (2,), np.int64)], ids=str)
 def test_an_unsupported_action_space_is_named(space):
     with pytest.raises(EnvError) as error:
