@@ -339,9 +339,7 @@ def test_the_summary_counts_what_is_there() -> None:
 
 def test_a_single_transition_can_be_looked_at() -> None:
     report = check_dataset(TransitionDataset([[0.0]], [1], [2.0], [[1.0]], [True], [False]))
-    assert report.episodes.count == 1
-    assert report.behaviour is None
-    assert report.errors == ()
+    assert (report.episodes.count, report.behaviour, report.errors) == (1, None, ())
 
 
 def test_images_can_be_looked_at() -> None:

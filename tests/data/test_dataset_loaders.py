@@ -120,10 +120,6 @@ class TestNpz:
         np.savez(tmp_path / "data.npz", **make_fields(0))
         assert "is empty: it has no transitions" in refusal(tmp_path / "data.npz")
 
-    def test_an_empty_file(self, tmp_path: Path) -> None:
-        (tmp_path / "data.npz").write_bytes(b"")
-        assert "is empty (0 bytes)" in refusal(tmp_path / "data.npz")
-
     def test_a_renamed_pickle_is_not_opened(self, tmp_path: Path) -> None:
         path, mark = tmp_path / "data.npz", tmp_path / "mark"
         path.write_bytes(pickle.dumps(Bomb(mark)))
@@ -139,6 +135,7 @@ class TestNpz:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
+            (b"", "is empty (0 bytes)"),
             (b"\x93NUMPY\x01\x00", "a single array"),
             (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
             (b"hello", "not an .npz file"),
@@ -235,15 +232,9 @@ class TestPt:
         assert load(path, "pt").rewards.tolist() == list(range(60))
 
     def test_code_in_the_file_does_not_run(self, tmp_path: Path) -> None:
-        mark = tmp_path / "mark"
-        path = self.save(tmp_path / "data.pt", obs=Bomb(mark))
-        assert "it contains objects other than tensors; save a dict of tensors" in refusal(
-            path, "pt"
-        )
-        assert not mark.exists()
-
-    def test_a_plain_pickle_does_not_run(self, tmp_path: Path) -> None:
         path, mark = tmp_path / "data.pt", tmp_path / "mark"
+        self.save(path, obs=Bomb(mark))
+        assert "objects other than tensors; save a dict of tensors" in refusal(path, "pt")
         path.write_bytes(pickle.dumps(Bomb(mark)))
         refusal(path, "pt")
         assert not mark.exists()
@@ -261,21 +252,19 @@ class TestPt:
         assert message in refusal(tmp_path / "data.pt", "pt")
 
     @pytest.mark.parametrize(
-        ("value", "message"),
+        ("changes", "message"),
         [
-            ([1.0] * 60, "not a dense tensor"),
-            (torch.ones(60).to_sparse(), "not a dense tensor"),
-            (torch.zeros(60, dtype=torch.complex64), "has dtype complex64"),
+            ({"rewards": [1.0] * 60}, "not a dense tensor"),
+            ({"rewards": torch.ones(60).to_sparse()}, "not a dense tensor"),
+            ({"rewards": torch.zeros(60, dtype=torch.complex64)}, "has dtype complex64"),
+            ({"obs": torch.zeros(1, 1).expand(10**9, 10**3)}, "it is larger than the file"),
         ],
+        ids=["list", "sparse", "complex", "larger than the file"],
     )
     def test_something_else_than_a_plain_tensor(
-        self, tmp_path: Path, value: Any, message: str
+        self, tmp_path: Path, changes: dict[str, Any], message: str
     ) -> None:
-        assert message in refusal(self.save(tmp_path / "data.pt", rewards=value), "pt")
-
-    def test_a_tensor_that_claims_more_than_the_file_holds(self, tmp_path: Path) -> None:
-        path = self.save(tmp_path / "data.pt", obs=torch.zeros(1, 1).expand(10**9, 10**3))
-        assert "it is larger than the file" in refusal(path, "pt")
+        assert message in refusal(self.save(tmp_path / "data.pt", **changes), "pt")
 
     @pytest.mark.parametrize("fraction", [0.0, 0.3, 0.9])
     def test_a_file_cut_off(self, tmp_path: Path, fraction: float) -> None:
@@ -303,10 +292,8 @@ class TestArguments:
             load_transition_dataset(kind)
         assert missing in str(error.value)
 
-    def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
+    def test_a_path_without_a_file(self, tmp_path: Path) -> None:
         assert "does not exist (looked from" in refusal(tmp_path / "nothing.npz")
-
-    def test_a_folder(self, tmp_path: Path) -> None:
         assert "is not a file" in refusal(tmp_path)
 
     def test_random_data_follows_its_seed_and_its_size(self) -> None:

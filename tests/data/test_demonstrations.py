@@ -305,29 +305,29 @@ class TestNoRewards:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.chdir(tmp_path)
+
+        def call(code: int, *words: str) -> tuple[str, str]:
+            assert main(list(words)) == code
+            out, err = capsys.readouterr()
+            return out, " ".join(err.split())
+
         obs = np.random.default_rng(0).normal(size=(62, 4))
         np.savez("data.npz", obs=obs, acts=np.arange(60.0) % 2, episode_lengths=[30, 30])
-        data = [
-            "algo_kwargs.dataset_kind=npz",
-            "algo_kwargs.dataset_path=data.npz",
-            "algo_kwargs.batch_size=8",
-        ]
-        words = ["CartPole-v1", "--no-preset", "total_timesteps=2", "eval_episodes=1", *data]
-        assert main(["train", "cql", *words]) == 2
-        assert "cql learns from rewards, and the dataset has none" in " ".join(
-            capsys.readouterr().err.split()
-        )
-        assert not Path("runs").exists() or not list(Path("runs").iterdir())
-        assert main(["train", "bc", *words]) == 0
-        assert "'rewards' is missing" in capsys.readouterr().err
-        run = str(next(Path("runs").iterdir()))
-        assert main(["eval", run, "--dataset", "data.npz"]) == 2
-        assert "the dataset has no rewards" in capsys.readouterr().err
-        assert main(["data", "check", "data.npz", "--env", "CartPole-v1", "--json"]) == 0
-        report = json.loads(capsys.readouterr().out)
-        assert {"no_rewards", "actions_as_floats"} <= {
-            finding["name"] for finding in report["findings"]
-        }
+        words = ["CartPole-v1", "--no-preset", "total_timesteps=2", "eval_episodes=1"]
+        data = {"dataset_kind": "npz", "dataset_path": "data.npz", "batch_size": 8}
+        words += [f"algo_kwargs.{name}={value}" for name, value in data.items()]
+        _, err = call(2, "train", "cql", *words)
+        assert "cql learns from rewards, and the dataset has none" in err
+        assert not list(Path().glob("runs/*"))
+        _, err = call(0, "train", "bc", *words)
+        assert "'rewards' is missing" in err
+        (run,) = Path("runs").iterdir()
+        _, err = call(2, "eval", str(run), "--dataset", "data.npz")
+        assert "the dataset has no rewards" in err
+        out, _ = call(0, "data", "check", "data.npz", "--env", "CartPole-v1", "--json")
+        report = json.loads(out)
+        names = {finding["name"] for finding in report["findings"]}
+        assert {"no_rewards", "actions_as_floats"} <= names
         assert "only bc can be trained" in report["advice"][0]
 
 

@@ -18,7 +18,7 @@ from run_tools import assert_same_checkpoint
 
 from rl_training.cli import main
 from rl_training.envs.factory import load_code, make_env, make_vector_env
-from rl_training.errors import EnvError
+from rl_training.errors import ConfigError, EnvError
 from rl_training.experiment import registry
 from rl_training.experiment.checkpointing import load_checkpoint, resolve_checkpoint
 from rl_training.plugins import user_code
@@ -343,7 +343,7 @@ class TestFaults:
     def test_an_argument_that_is_not_there_is_named_with_the_nearest(self, write: Any) -> None:
         for env_id in (f"{write()}:Steps", f"{write()}:make_steps"):
             with pytest.raises(
-                EnvError, match=r"it has no argument 'lenght': did you mean 'length'\?"
+                ConfigError, match=r"it has no argument 'lenght': did you mean 'length'\?"
             ):
                 make_env(env_id, {"lenght": 3})
 
