@@ -15,7 +15,6 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.errors import DatasetError
 from rl_training.replay.transitions import FIELDS
-from rl_training.spaces.rewards import RewardTransformConfig
 from rl_training.spaces.spec import describe_spaces
 
 
@@ -319,34 +318,23 @@ def test_data_of_another_environment_is_refused_with_the_field_at_fault(
     assert message in str(error.value)
 
 
-def test_a_dataset_for_training_is_in_model_space_with_its_rewards_and_sampler() -> None:
-    spaces = describe_spaces(OBS, Box(-2.0, 3.0, (2,)))
-    settings = {"scale": 0.5, "shift": -1.0, "clip_min": -1.2, "clip_max": 0.3}
+def test_changed_datasets_share_what_does_not_change_and_keep_their_notes() -> None:
     dataset = make_dataset(notes=("a note",))
-    at_once = dataset.for_training(
-        spaces, rng=np.random.default_rng(4), reward_transform=RewardTransformConfig(**settings)
-    )
-    in_steps = dataset.to_model_space(spaces).with_reward_transform(**settings)
-    in_steps = in_steps.with_sampler(rng=np.random.default_rng(4))
-    assert at_once.fingerprint == in_steps.fingerprint != dataset.fingerprint
-    assert at_once.notes == ("a note",)
-    assert torch.equal(at_once.sample(40).actions, in_steps.sample(40).actions)
-
-
-def test_a_dataset_for_training_is_copied_only_where_it_changes() -> None:
-    dataset = make_dataset()
-    spaces = describe_spaces(OBS, Box(-1, 1, (2,)))
-    prepared = dataset.for_training(spaces, rng=np.random.default_rng(0))
+    changed = dataset.to_model_space(describe_spaces(OBS, Box(-1, 1, (2,))))
+    changed = changed.with_sampler(rng=np.random.default_rng(4))
+    assert changed.notes == ("a note",)
     for name in FIELDS:
-        assert np.shares_memory(getattr(prepared, name), getattr(dataset, name)), name
+        assert np.shares_memory(getattr(changed, name), getattr(dataset, name)), name
+    expected = make_dataset(rng=np.random.default_rng(4)).sample(40)
+    assert torch.equal(changed.sample(40).obs, expected.obs)
 
 
 def test_actions_outside_their_bounds_are_clipped_only_on_request() -> None:
     dataset = make_dataset(3)
     spaces = describe_spaces(OBS, Box(-0.01, 0.01, (2,)))
     with pytest.raises(DatasetError, match="actions lie outside the action space"):
-        dataset.for_training(spaces, rng=np.random.default_rng(0))
-    clipped = dataset.for_training(spaces, rng=np.random.default_rng(0), clip_actions=True)
+        dataset.to_model_space(spaces)
+    clipped = dataset.to_model_space(spaces, clip_actions=True)
     np.testing.assert_array_equal(clipped.actions, np.sign(dataset.actions))
 
 

@@ -120,13 +120,16 @@ def collect(
         raise ConfigError(
             "--epsilon and --noise have no effect with --env, whose actions are all random: remove them"
         )
+    import numpy as np
+
+    from rl_training.runtime.recording import record_random
     from rl_training.runtime.workflows import record_checkpoint
 
     _check_is_new(out, minari)
     if path is not None:
         recording = record_checkpoint(path, steps, seed=seed, epsilon=epsilon, noise=noise)
     else:
-        recording = _record_random(str(env), steps, seed)
+        recording = record_random(str(env), {}, steps, np.random.SeedSequence(seed))
     _save(recording, out, minari)
     _print_returns(recording.dataset)
 
@@ -140,14 +143,6 @@ def _check_is_new(out: Path | None, minari: str | None) -> None:
         check_new_file(out)
     if minari is not None:
         check_new_id(minari)
-
-
-def _record_random(env_id: str, steps: int, seed: int) -> Recording:
-    import numpy as np
-
-    from rl_training.runtime.recording import record_random
-
-    return record_random(env_id, {}, steps, np.random.SeedSequence(seed))
 
 
 def _save(recording: Recording, out: Path | None, minari: str | None) -> None:
@@ -214,15 +209,17 @@ def check(
 
 def load_source(source: str, *, tell_notes: bool = True) -> TransitionDataset:
     """Load a .npz or .pt file, or a Minari dataset by its id; with `tell_notes`, print the loader's notes."""
-    from rl_training.data.dataset_loaders import load_transition_dataset
+    from rl_training.data.dataset_loaders import FILE_READERS, load_transition_dataset
 
     kind, path = Path(source).suffix.removeprefix("."), Path(source)
-    if kind not in ("npz", "pt") and path.is_file():
+    if kind in FILE_READERS:
+        dataset = load_transition_dataset(kind, dataset_path=path)
+    elif path.is_file():
         raise ConfigError(
             f"unknown format of dataset '{source}': rename the file to end in .npz or .pt"
         )
-    where = {"dataset_path": path} if kind in ("npz", "pt") else {"dataset_id": source}
-    dataset = load_transition_dataset(kind if "dataset_path" in where else "minari", **where)
+    else:
+        dataset = load_transition_dataset("minari", dataset_id=source)
     for note in dataset.notes if tell_notes else ():
         say(f"{source}: {note}")
     return dataset

@@ -110,12 +110,9 @@ def check_dataset(
     With `spaces`, observations and actions are compared with an environment's. Without `thorough`, each number is read
     about once, which takes a fraction of a second for a million transitions.
     """
-    findings = tuple(
-        sorted(
-            _findings(dataset, spaces, thorough),
-            key=lambda finding: list(Level).index(finding.level),
-        )
-    )
+    levels = list(Level)
+    found = _findings(dataset, spaces, thorough)
+    findings = tuple(sorted(found, key=lambda finding: levels.index(finding.level)))
     behaviour = fit_behaviour(dataset) if thorough else None
     return DatasetReport(
         num_transitions=len(dataset),
@@ -149,17 +146,15 @@ def _findings(
 
 
 def _summarize_episodes(dataset: TransitionDataset) -> EpisodeSummary:
-    episodes, returns = dataset.episodes(), dataset.episode_returns()
-    terminated, truncated = (
-        dataset.terminated[episodes[:, 1] - 1],
-        dataset.truncated[episodes[:, 1] - 1],
-    )
+    starts, stops = dataset.episodes().T
+    returns = dataset.episode_returns()
+    terminated, truncated = dataset.terminated[stops - 1], dataset.truncated[stops - 1]
     return EpisodeSummary(
-        count=len(episodes),
+        count=len(starts),
         num_terminated=int(terminated.sum()),
         num_truncated=int((truncated & ~terminated).sum()),
         num_unflagged=int((~terminated & ~truncated).sum()),
-        lengths=Summary.of((episodes[:, 1] - episodes[:, 0]).astype(np.float64)),
+        lengths=Summary.of((stops - starts).astype(np.float64)),
         returns=Summary.of(returns),
         histogram=_histogram(returns[np.isfinite(returns)]),
     )

@@ -37,8 +37,7 @@ def fit_linear_dynamics(dataset: TransitionDataset) -> tuple[Array, Array]:
         len(dataset), min(NUM_ROWS, max(100, MAX_NUMBERS // dataset.obs[0].size))
     )
     rows = rows[~dataset.dones[rows]]
-    for array in (dataset.obs, dataset.actions, dataset.next_obs):
-        rows = rows[np.isfinite(flat_rows(array[rows])).all(1)]
+    rows = _finite_rows(rows, dataset.obs, dataset.actions, dataset.next_obs)
     moving = np.ptp(flat_rows(dataset.obs[rows]), axis=0) > 0 if len(rows) >= 20 else np.zeros(1)
     if dataset.obs.dtype.kind != "f" or not moving.any():
         return residuals, step_lengths
@@ -51,6 +50,12 @@ def fit_linear_dynamics(dataset: TransitionDataset) -> tuple[Array, Array]:
             residuals[block] = np.median(np.abs(steps - inputs @ weights) / scale, axis=1)
             step_lengths[block] = np.partition(np.abs(steps) / std, third, axis=1)[:, third]
     return residuals, step_lengths
+
+
+def _finite_rows(rows: Array, *arrays: Array) -> Array:
+    for array in arrays:
+        rows = rows[np.isfinite(flat_rows(array[rows])).all(1)]
+    return rows
 
 
 def solve_ridge(inputs: Array, targets: Array, penalty: float) -> Array:
@@ -149,9 +154,7 @@ def _split_rows(dataset: TransitionDataset) -> list[Array]:
         (np.flatnonzero(is_test), NUM_TEST_ROWS),
     ):
         rows = rng.choice(rows, min(len(rows), count, most), replace=False)
-        for array in (dataset.obs, dataset.actions):
-            rows = rows[np.isfinite(flat_rows(array[rows])).all(1)]
-        parts.append(rows)
+        parts.append(_finite_rows(rows, dataset.obs, dataset.actions))
     return parts
 
 

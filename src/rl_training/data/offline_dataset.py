@@ -171,20 +171,6 @@ class TransitionDataset:
             next_masks=None if masks is None else self.next_masks,
         )
 
-    def for_training(
-        self,
-        spaces: Spaces,
-        *,
-        rng: np.random.Generator,
-        device: torch.device | str = "cpu",
-        reward_transform: RewardTransformConfig | None = None,
-        clip_actions: bool = False,
-    ) -> TransitionDataset:
-        """The dataset an algorithm trains on: in model space, rewards transformed, sampled by `rng` onto `device`."""
-        dataset = self.to_model_space(spaces, clip_actions=clip_actions)
-        rewards = transform_rewards(self.rewards, reward_transform)
-        return dataset._changed(rewards=rewards, rng=rng, device=device)
-
     @cached_property
     def follows(self) -> Array:
         """Whether the next row's `obs` equals this row's `next_obs`, for all rows but the last, [n - 1]."""

@@ -62,10 +62,11 @@ def remedy_for(package: str) -> str | None:
 
 def missing_for_unknown(env_id: str) -> str | None:
     """Message for an unregistered id whose package is known and missing; else None."""
-    if ATARI.match(env_id) and sys.modules.get("ale_py") is None:
-        return f"environment '{env_id}' needs ale-py: {install_extra('atari')}"
-    if ROBOTS.match(env_id) and sys.modules.get("gymnasium_robotics") is None:
-        return f"environment '{env_id}' needs gymnasium-robotics: {install_extra('robotics')}"
+    for names, package in ((ATARI, "ale_py"), (ROBOTS, "gymnasium_robotics")):
+        if names.match(env_id) and sys.modules.get(package) is None:
+            return (
+                f"environment '{env_id}' needs {package.replace('_', '-')}: {remedy_for(package)}"
+            )
     return None
 
 

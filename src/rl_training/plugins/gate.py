@@ -24,9 +24,9 @@ from rl_training.errors import ConfigError, EnvError
 from rl_training.plugins.extras import KNOWN_PACKAGES
 from rl_training.plugins.given import is_given_id
 from rl_training.plugins.user_code import (
-    find_file,
     is_allowed,
     is_of_program,
+    located,
     module_name,
     split_source,
 )
@@ -145,8 +145,7 @@ def unknown_code(name: str) -> str | None:
     ):  # not installed, or not a path
         if is_shipped(source):
             importlib.import_module(source)
-        elif source.endswith(".py"):
-            source = str(find_file(source))
+        source = located(source)
     module = sys.modules.get(module_name(Path(source)) if source.endswith(".py") else source)
     if module is None:
         return None if is_shipped(source) else name.rpartition(":")[0]

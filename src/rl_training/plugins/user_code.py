@@ -66,29 +66,20 @@ def load_code(source: str) -> ModuleType:
         if not hasattr(module, name):
             raise EnvError(f"'{source}' has no '{name}'{suggest(name, _environments_of(module))}")
         _allowed_functions.add((source, name))
-    changed = {
-        env_id: spec for env_id, spec in gym.registry.items() if before.get(env_id) is not spec
-    }
-    _registered.update({env_id: (source, spec) for env_id, spec in changed.items()})
+    for env_id, spec in gym.registry.items():
+        if before.get(env_id) is not spec:
+            _registered[env_id] = source, spec
     return module
 
 
 def loaded_code() -> list[str]:
     """The --plugin arguments that load the same code again, for a run's metadata."""
-    sources = [
-        source
-        for source in _loaded
-        if source.partition(".")[0] not in NOT_THE_USERS and _is_available(source)
-    ]
-    functions = {
-        source: sorted(name for where, name in _allowed_functions if where == source)
-        for source in sources
-    }
-    return [
-        plugin
-        for source in sources
-        for plugin in [f"{source}:{name}" for name in functions[source]] or [source]
-    ]
+    plugins: list[str] = []
+    for source in _loaded:
+        if source.partition(".")[0] not in NOT_THE_USERS and _is_available(source):
+            functions = sorted(name for where, name in _allowed_functions if where == source)
+            plugins += [f"{source}:{name}" for name in functions] or [source]
+    return plugins
 
 
 def code_for(env_id: str) -> str | None:
@@ -105,15 +96,12 @@ def code_for(env_id: str) -> str | None:
     source, known_spec = _registered.get(env_id, ("", None))
     if known_spec is spec:
         return source
-    entry_point = spec.entry_point
-    module = (
-        entry_point.partition(":")[0]
-        if isinstance(entry_point, str)
-        else getattr(entry_point, "__module__", None)
-    )
-    return (
-        None if module is None or module == "__main__" or module.startswith(FILE_MODULE) else module
-    )
+    module: str | None = getattr(spec.entry_point, "__module__", None)
+    if isinstance(spec.entry_point, str):
+        module = spec.entry_point.partition(":")[0]
+    if module == MAIN or (module or "").startswith(FILE_MODULE):
+        return None
+    return module
 
 
 def fingerprints(names: Iterable[str]) -> dict[str, str]:
@@ -123,7 +111,7 @@ def fingerprints(names: Iterable[str]) -> dict[str, str]:
         source, attribute = split_source(name)
         source = source if attribute else code_for(name) or ""
         if source and not is_given_id(name) and source.partition(".")[0] not in NOT_THE_USERS:
-            found[name] = _fingerprint(str(find_file(source)) if source.endswith(".py") else source)
+            found[name] = _fingerprint(located(source))
     return {name: checksum for name, checksum in found.items() if checksum}
 
 
@@ -139,10 +127,12 @@ def _fingerprint(source: str) -> str:
 def is_allowed(name: str) -> bool:
     """Whether the user has named this function, as `source:function`, so that a checkpoint may call it."""
     source, attribute = split_source(name)
-    return (
-        str(find_file(source)) if source.endswith(".py") else source,
-        attribute,
-    ) in _allowed_functions
+    return (located(source), attribute) in _allowed_functions
+
+
+def located(source: str) -> str:
+    """The name of a module, or the absolute path of a file."""
+    return str(find_file(source)) if source.endswith(".py") else source
 
 
 def find_maker(env_id: str) -> Maker | None:
@@ -169,16 +159,12 @@ def find_maker(env_id: str) -> Maker | None:
         maker: Maker = candidate
         return maker
     if not source.endswith(".py") and name in gym.registry:
-        return (
-            None  # Gymnasium's own `module:Id`, whose module registered the id when it was imported
-        )
+        return None  # Gymnasium's `module:Id`, whose module registered the id when it was imported
     if inspect.isclass(candidate):
-        raise EnvError(
-            f"'{source}' has no environment class '{name}': let the class inherit from gymnasium.Env"
-        )
-    raise EnvError(
-        f"'{source}' has no environment class '{name}'{suggest(name, _environments_of(module))}"
-    )
+        remedy = ": let the class inherit from gymnasium.Env"
+    else:
+        remedy = suggest(name, _environments_of(module))
+    raise EnvError(f"'{source}' has no environment class '{name}'{remedy}")
 
 
 def name_of_class(given: type) -> str:

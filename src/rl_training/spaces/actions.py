@@ -65,20 +65,16 @@ class ActionSpec:
         The range is [-1, 1], unless some bounds are finite and others infinite: then it is the finite range of a
         component, or a range of length 2 at its finite bound.
         """
-        center, half_width = (
-            np.zeros(self.num_components, np.float32),
-            np.ones(self.num_components, np.float32),
-        )
+        center = np.zeros(self.num_components, np.float32)
+        half_width = np.ones_like(center)
         if self.is_bounded:
             return center, half_width
         low, high = self.low.reshape(-1), self.high.reshape(-1)
         has_low, has_high = np.isfinite(low), np.isfinite(high)
         center[has_low], center[has_high] = low[has_low] + 1.0, high[has_high] - 1.0
         both = has_low & has_high
-        center[both], half_width[both] = (
-            (low[both] + high[both]) / 2.0,
-            (high[both] - low[both]) / 2.0,
-        )
+        low, high = low[both], high[both]
+        center[both], half_width[both] = (low + high) / 2.0, (high - low) / 2.0
         return center, half_width
 
     @property
@@ -104,11 +100,8 @@ class ActionSpec:
         """Turn a batch of environment actions into model space (the inverse of `to_env`)."""
         batch = len(actions)
         if self.kind is not ActionKind.CONTINUOUS:
-            return (
-                (np.asarray(actions) - self.start)
-                .reshape(batch, *self.model_shape)
-                .astype(np.int64)
-            )
+            counted = np.asarray(actions) - self.start
+            return counted.reshape(batch, *self.model_shape).astype(np.int64)
         shaped = np.asarray(actions, dtype=np.float64)
         if self.is_bounded:
             span = np.where(self.high > self.low, self.high - self.low, 1.0)

@@ -96,22 +96,17 @@ def describe_observation(space: Space[Any]) -> ObsSpec:
 
 def find_leaves(space: Space[Any], path: LeafPath = ()) -> Iterator[ObsLeaf]:
     """The leaves of a Dict or Tuple, in the order of the space."""
-    if isinstance(space, Dict):
-        for key, inner in space.spaces.items():
+    if isinstance(space, (Dict, Tuple)):
+        spaces = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
+        for key, inner in spaces:
             yield from find_leaves(inner, (*path, key))
-    elif isinstance(space, Tuple):
-        for index, inner in enumerate(space.spaces):
-            yield from find_leaves(inner, (*path, index))
     elif isinstance(space, Box):
         yield array_leaf(path, tuple(space.shape), is_bytes=space.dtype == np.uint8)
     elif isinstance(space, MultiBinary):
         yield ObsLeaf(path, tuple(space.shape))
-    elif isinstance(space, Discrete):
-        yield ObsLeaf(path, (), choices=(int(space.n),), start=(int(space.start),))
-    elif isinstance(space, MultiDiscrete):
-        choices, start = (
-            tuple(int(n) for n in array.reshape(-1)) for array in (space.nvec, space.start)
-        )
+    elif isinstance(space, (Discrete, MultiDiscrete)):
+        counts = space.n if isinstance(space, Discrete) else space.nvec
+        choices, start = (tuple(np.ravel(numbers).tolist()) for numbers in (counts, space.start))
         yield ObsLeaf(path, tuple(space.shape), choices=choices, start=start)
     else:
         raise EnvError(

@@ -64,14 +64,9 @@ def assemble_offline(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunCo
         )
     offline_bytes(setup, spaces, stored_fields(algorithm))
     rng, facts = setup.seeds.replay_generator(), _facts_of(recorded)
-    transform = RewardTransformConfig(**algo_config.reward_transform)
-    dataset = recorded.for_training(
-        spaces,
-        rng=rng,
-        device=algorithm.device,
-        reward_transform=transform,
-        clip_actions=is_lenient,
-    )
+    dataset = recorded.to_model_space(spaces, clip_actions=is_lenient)
+    dataset = dataset.with_reward_transform(**algo_config.reward_transform)
+    dataset = dataset.with_sampler(rng=rng, device=algorithm.device)
     online = _online_stage(algo_config)
     if online is None:
         return RunComponents(algorithm, None, dataset, evaluator, dataset, notes, facts)
@@ -86,6 +81,7 @@ def assemble_offline(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunCo
         replay = replay_class(spaces)(
             spaces, online.buffer_capacity, setup.config.num_envs, **options
         )
+    transform = RewardTransformConfig(**algo_config.reward_transform)
     buffer = MixedReplay(dataset, replay, online.offline_ratio, transform)
     return RunComponents(
         algorithm, make_collector(envs, algorithm), buffer, evaluator, dataset, notes, facts
