@@ -50,6 +50,11 @@ def damages(data: bytes, name: str) -> Iterator[bytes]:
     yield from bit_flips(data, FLIPS.get(name, 60))
 
 
+def unreadable(data: bytes) -> tuple[bytes, ...]:
+    """Texts that no parser reads."""
+    return b"", data[: len(data) // 2], b"\xff\xfe", b"[" * 100_000
+
+
 def put(path: Path, data: bytes) -> None:
     """Replace a file by another of that name; one that is mapped into memory stays as it is."""
     path.unlink(missing_ok=True)
@@ -118,17 +123,15 @@ def _has_same_json(damaged: bytes, whole: bytes) -> bool:
         return False
 
 
-class _replaced:  # noqa: N801
-    """A file with other content inside the block."""
-
-    def __init__(self, path: Path, data: bytes) -> None:
-        self.path, self.data, self.before = path, data, path.read_bytes()
-
-    def __enter__(self) -> None:
-        put(self.path, self.data)
-
-    def __exit__(self, *error: object) -> None:
-        put(self.path, self.before)
+@contextlib.contextmanager
+def _replaced(path: Path, data: bytes) -> Iterator[None]:
+    """The file has other content inside the block."""
+    before = path.read_bytes()
+    put(path, data)
+    try:
+        yield
+    finally:
+        put(path, before)
 
 
 def test_a_policy_is_read_whatever_happened_to_the_replay(run: Path) -> None:
@@ -193,13 +196,7 @@ def test_if_nothing_is_whole_nothing_is_promised(run: Path) -> None:
 def test_a_run_goes_on_without_its_metadata(original: Path, run: Path) -> None:
     path = run / "metadata.json"
     whole = path.read_bytes()
-    for damaged in (
-        b"",
-        whole[: len(whole) // 2],
-        b"\xff\xfe",
-        b"[" * 100_000,
-        *bit_flips(whole, 2),
-    ):
+    for damaged in (*unreadable(whole), *bit_flips(whole, 2)):
         path.write_bytes(damaged)
         result = resume_training(run / "checkpoints" / "step_000000000064", rewind=True)
         assert_same_end(result, _result(original))
@@ -210,13 +207,7 @@ def test_a_run_whose_configuration_is_damaged_says_so_and_goes_on_without_it(
 ) -> None:
     path, older = run / "config.yaml", run / "checkpoints" / "step_000000000064"
     whole = path.read_bytes()
-    for damaged in (
-        b"",
-        whole[: len(whole) // 2],
-        b"\xff\xfe",
-        b"[" * 100_000,
-        whole.replace(b"seed: 1", b"seed: 3"),
-    ):
+    for damaged in (*unreadable(whole), whole.replace(b"seed: 1", b"seed: 3")):
         path.write_bytes(damaged)
         with pytest.raises(ConfigError, match=r"config\.yaml', or delete it"):
             resume_training(older, rewind=True)

@@ -36,11 +36,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("discrete", 3, "the category 3, which is not in its space: whole numbers from 0 to 2"),
     ("discrete", 0.5, "the category 0.5"),
     ("discrete", None, "not numeric"),
-    (
-        "multi_discrete",
-        [0, 2, 0],
-        "the category 2, which is not in its space: whole numbers from 0 to 1",
-    ),
+    ("multi_discrete", [0, 2, 0], "the category 2, .*: whole numbers from 0 to 1"),
     ("multi_discrete", [[0, 0, 0], [0, 0, -1]], "the category -1"),
     ("multi_discrete", [np.nan, 0, 0], "holds NaN"),
     ("dict", {"place": 3, "arm": [0.0, 0.0]}, "part 'place' of the observation has the category 3"),

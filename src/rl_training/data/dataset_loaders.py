@@ -110,20 +110,15 @@ def mix_datasets(
         given = f"{len(datasets)} datasets with weights {list(weights)}"
         raise DatasetError(f"cannot mix {given}: give one finite weight above 0 per dataset")
     _check_same_fields(datasets)
-    counts = fractions * min(
-        len(dataset) / fraction for dataset, fraction in zip(datasets, fractions, strict=True)
-    )
+    counts = fractions * np.min([len(dataset) for dataset in datasets] / fractions)
     rng = np.random.default_rng(seed)
     chosen = [
         (dataset, _choose_rows(dataset, n, rng))
         for dataset, n in zip(datasets, counts, strict=True)
     ]
     needed = sum(dataset.nbytes // len(dataset) * len(rows) for dataset, rows in chosen)
-    check_data_fits(
-        needed,
-        f"a mix of {sum(len(rows) for _, rows in chosen):,} transitions",
-        "mix smaller files",
-    )
+    what = f"a mix of {sum(len(rows) for _, rows in chosen):,} transitions"
+    check_data_fits(needed, what, "mix smaller files")
     fields: dict[str, Any] = {
         name: np.concatenate([dataset.arrays()[name][rows] for dataset, rows in chosen])
         for name in datasets[0].arrays()

@@ -224,15 +224,17 @@ def check_recorded(name: str, rows: Array, spec: ObsSpec) -> None:
 
 def _not_bytes(values: Array) -> Array:
     """Rows with a number that is no whole number from 0 to 255, [n]."""
-    is_byte = (values >= 0) & (values <= MAX_BYTE) & (values == np.rint(values))
-    return ~is_byte.all(1)
+    is_fault: Array = (values < 0) | (values > MAX_BYTE) | (values != np.rint(values))
+    has_fault: Array = np.any(is_fault, axis=1)
+    return has_fault
 
 
 def _not_one_hot(choices: tuple[int, ...], values: Array) -> Array:
     """Rows with a component that is not one-hot, [n]."""
-    is_code = ((values == 0) | (values == 1)).all(1)
+    is_code: Array = ((values == 0) | (values == 1)).all(1)
     sums = np.add.reduceat(values, np.cumsum((0, *choices[:-1])), axis=1)
-    return ~(is_code & (sums == 1).all(1))
+    is_code &= (sums == 1).all(1)
+    return ~is_code
 
 
 def as_observations(space: Space[Any], rows: Array) -> Any:

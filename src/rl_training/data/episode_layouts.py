@@ -186,7 +186,7 @@ def _mark_ends(
     given = {name: fields.pop(name) for name in EPISODE_END_FIELDS if name in fields}
     for name, values in given.items():
         fields[name] = _per_step(name, values, ends, num_steps, source)
-    dones: Array = fields.get("dones", np.False_)
+    dones: Array = fields.get("dones", np.zeros((), np.bool_))
     _derive_flags(fields)
     terminated, truncated = fields["terminated"], fields["truncated"]
     # A flag of a whole episode, and 'dones', say that it ended; 'truncated' says how.

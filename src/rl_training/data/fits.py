@@ -105,11 +105,9 @@ class BehaviourFit:
     def determinism(self) -> float:
         """Score rescaled from the baseline (0) to a perfect prediction (1)."""
         margin = 1.0 - self.baseline
-        return (
-            float(np.clip((self.value - self.baseline) / margin, 0.0, 1.0))
-            if margin > 0.01
-            else 1.0
-        )
+        if margin <= 0.01:
+            return 1.0
+        return float(np.clip((self.value - self.baseline) / margin, 0.0, 1.0))
 
 
 def fit_behaviour(dataset: TransitionDataset) -> BehaviourFit | None:
@@ -142,17 +140,13 @@ def _split_rows(dataset: TransitionDataset) -> list[Array]:
     rng = np.random.default_rng(0)
     episodes = dataset.episodes()
     numbers = np.repeat(rng.permutation(len(episodes)), episodes[:, 1] - episodes[:, 0])
-    is_test = (
-        numbers % 5 == 0
-        if len(episodes) >= 5
-        else np.arange(len(dataset)) >= int(0.8 * len(dataset))
-    )
+    is_test = numbers % 5 == 0
+    if len(episodes) < 5:
+        is_test = np.arange(len(dataset)) >= int(0.8 * len(dataset))
     most = max(200, MAX_BEHAVIOUR_NUMBERS // dataset.obs[0].size)
     parts = []
-    for rows, count in (
-        (np.flatnonzero(~is_test), NUM_FIT_ROWS),
-        (np.flatnonzero(is_test), NUM_TEST_ROWS),
-    ):
+    for is_wanted, count in ((~is_test, NUM_FIT_ROWS), (is_test, NUM_TEST_ROWS)):
+        rows = np.flatnonzero(is_wanted)
         rows = rng.choice(rows, min(len(rows), count, most), replace=False)
         parts.append(_finite_rows(rows, dataset.obs, dataset.actions))
     return parts
@@ -162,9 +156,8 @@ def _standardize(obs: Array) -> Array:
     """Flatten to mean 0 and standard deviation 1; wide observations are randomly projected to fewer columns."""
     flat = flat_rows(obs).astype(np.float32)
     if flat.shape[1] > NUM_FEATURES:
-        flat = flat @ np.random.default_rng(0).normal(size=(flat.shape[1], NUM_FEATURES)).astype(
-            np.float32
-        )
+        projection = np.random.default_rng(0).normal(size=(flat.shape[1], NUM_FEATURES))
+        flat = flat @ projection.astype(np.float32)
     standard: Array = (flat - flat.mean(0)) / np.maximum(flat.std(0), 1e-6)
     return standard
 
@@ -172,9 +165,8 @@ def _standardize(obs: Array) -> Array:
 def _predictions(fit_x: Array, fit_y: Array, test_x: Array) -> tuple[Array, Array]:
     """Ridge regression on linear and random tanh features, and the mean of the nearest neighbours."""
     rng = np.random.default_rng(0)
-    weights = rng.normal(size=(fit_x.shape[1], NUM_FEATURES)).astype(np.float32) / np.sqrt(
-        fit_x.shape[1]
-    )
+    width = fit_x.shape[1]
+    weights = rng.normal(size=(width, NUM_FEATURES)).astype(np.float32) / np.sqrt(width)
     biases = rng.uniform(-2, 2, NUM_FEATURES).astype(np.float32)
     inputs = [
         np.hstack([np.ones_like(x[:, :1]), x, np.tanh(x @ weights + biases)])

@@ -229,25 +229,26 @@ def _write_episodes(
     actions = dataset.actions.reshape(len(dataset), *(action_space.shape or ())).astype(
         action_space.dtype
     )
-    buffers = []
-    for number, (start, stop) in enumerate(dataset.episodes()):
-        rows = np.concatenate([dataset.obs[start:stop], dataset.next_obs[stop - 1 : stop]])
-        buffers.append(
-            EpisodeBuffer(
-                id=number,
-                observations=as_observations(observation_space, rows),
-                actions=actions[start:stop],
-                rewards=dataset.rewards[start:stop],
-                terminations=dataset.terminated[start:stop],
-                truncations=dataset.truncated[start:stop],
-                infos={},
-            )
+    buffers = [
+        EpisodeBuffer(
+            id=number,
+            observations=as_observations(
+                observation_space,
+                np.concatenate([dataset.obs[start:stop], dataset.next_obs[stop - 1 : stop]]),
+            ),
+            actions=actions[start:stop],
+            rewards=dataset.rewards[start:stop],
+            terminations=dataset.terminated[start:stop],
+            truncations=dataset.truncated[start:stop],
+            infos={},
         )
+        for number, (start, stop) in enumerate(dataset.episodes())
+    ]
     create = minari.create_dataset_from_buffers
+    options: dict[str, Any] = {}
     # JPEG changes pixels. Before Minari 0.5.4 it cannot be turned off: reading back then fails for images.
-    options = (
-        {"jpeg_encoding": False} if "jpeg_encoding" in inspect.signature(create).parameters else {}
-    )
+    if "jpeg_encoding" in inspect.signature(create).parameters:
+        options["jpeg_encoding"] = False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # missing author, description and similar metadata
         create(

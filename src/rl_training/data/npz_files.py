@@ -179,4 +179,4 @@ def _data_start(path: Path, info: zipfile.ZipInfo) -> int:
     with path.open("rb") as file:
         file.seek(info.header_offset)
         lengths = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
-    return info.header_offset + LOCAL_HEADER.size + sum(lengths)
+    return int(info.header_offset + LOCAL_HEADER.size + sum(lengths))

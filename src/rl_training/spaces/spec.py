@@ -107,7 +107,7 @@ def find_leaves(space: Space[Any], path: LeafPath = ()) -> Iterator[ObsLeaf]:
     elif isinstance(space, (Discrete, MultiDiscrete)):
         counts = space.n if isinstance(space, Discrete) else space.nvec
         choices, start = (tuple(np.ravel(numbers).tolist()) for numbers in (counts, space.start))
-        yield ObsLeaf(path, tuple(space.shape), choices=choices, start=start)
+        yield ObsLeaf(path, tuple(space.shape or ()), choices=choices, start=start)
     else:
         raise EnvError(
             f"observation space {space} is not supported: use Box, Discrete, MultiDiscrete, MultiBinary, or Dict and"
