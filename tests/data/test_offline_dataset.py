@@ -329,6 +329,14 @@ def test_changed_datasets_share_what_does_not_change_and_keep_their_notes() -> N
     assert torch.equal(changed.sample(40).obs, expected.obs)
 
 
+def test_masks_are_kept_only_for_an_environment_with_masks() -> None:
+    masks = np.ones((7, 2), np.bool_)
+    dataset = hand_worked(masks=masks, next_masks=masks)
+    for has_masks in (True, False):
+        spaces = describe_spaces(Box(-99, 99, (1,)), Discrete(2), has_masks=has_masks)
+        assert ("next_masks" in dataset.to_model_space(spaces).arrays()) == has_masks
+
+
 def test_actions_outside_their_bounds_are_clipped_only_on_request() -> None:
     dataset = make_dataset(3)
     spaces = describe_spaces(OBS, Box(-0.01, 0.01, (2,)))
@@ -369,8 +377,11 @@ def test_episode_ends_are_told_apart_as_far_as_the_data_allows(
     )
     assert dataset.terminated.astype(int).tolist() == terminated
     assert dataset.truncated.astype(int).tolist() == truncated
-    is_noted = any("every episode end is taken as terminated" in note for note in dataset.notes)
-    assert is_noted == (endings.keys() == {"dones"})
+    for words, names in (
+        ("every episode end is taken as terminated", {"dones"}),
+        ("'truncated' is missing: time limits are unknown", {"terminated"}),
+    ):
+        assert any(words in note for note in dataset.notes) == (endings.keys() == names)
 
 
 def test_without_next_observations_seams_are_dropped_and_the_final_observation_stays_the_next_one() -> (

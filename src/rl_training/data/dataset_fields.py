@@ -149,9 +149,8 @@ class FieldHeader:
 def check_fits(headers: Mapping[str, FieldHeader], source: str, remedy: str) -> None:
     """Raise a `DatasetError` if the fields, and those derived from them, exceed the free memory."""
     needed = sum(header.num_bytes for header in headers.values() if header.is_copied)
-    if (
-        "next_obs" not in headers
-    ):  # derived from obs, which is copied too if it has final observations
+    if "next_obs" not in headers:
+        # Derived from obs, which is copied too if it has final observations.
         obs = headers["obs"]
         num_copies = 1 if obs.shape[:1] == headers["actions"].shape[:1] else 2
         needed += num_copies * obs.num_bytes
