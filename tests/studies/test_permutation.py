@@ -289,8 +289,8 @@ def test_an_error_probability_lies_between_zero_and_one() -> None:
 
 def test_the_simulation_takes_the_decisions_of_the_public_function() -> None:
     runs = coverage.sample("lognormal", generator(2), 20, 5, 5, shift=2.0)
-    labels = coverage.draw_labelings([{"task": runs}], 252, generator())
-    simulated = kernel_module.p_values([{"task": runs}], labels, [0.05])[:, 0]
+    labelled = coverage.draw_labelings([{"task": runs}], 252, generator())
+    simulated = kernel_module.p_values(labelled, [0.05])[:, 0]
     public = [
         compare_means({"task": row[:5]}, {"task": row[5:]}, generator()).p_value
         for row in runs.scores

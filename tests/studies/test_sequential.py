@@ -13,7 +13,12 @@ from coverage_tools import ERROR, REPETITIONS, cells, coverage, generator
 from scipy import integrate, stats
 
 from rl_training.studies.statistics import compare_means, sequential_test
-from rl_training.studies.statistics.kernel import Guard, Stages
+from rl_training.studies.statistics.kernel import (
+    information,
+    newly_crossed,
+    normal_stages,
+    stage_p_values,
+)
 from rl_training.studies.statistics.samples import TaskRuns, pair
 
 Block = tuple[dict[str, Any], dict[str, Any]]
@@ -35,34 +40,28 @@ def drawn_blocks(
     ]
 
 
-def test_labelings_are_discarded_as_worked_by_hand() -> None:
+def test_labelings_cross_the_boundary_as_worked_by_hand() -> None:
     # 20 labelings, 10 % at each of two looks: two may cross at each. Column 0 is the observed one.
     first = np.array([[3.0, 9.0, 8.0, 7.0, *np.linspace(0.1, 2.9, 16)]])
     second = np.array([[5.0, 9.9, 9.9, 6.0, 5.5, *np.linspace(0.1, 2.9, 15)]])
-    stages = Stages()
-    assert stages.p_values(first)[0] == pytest.approx(4 / 20)  # 9, 8, 7 and itself
-    stages.discard(first, 0.1)  # discards 9 and 8
-    # Discarded: 2. Further out: 6, 5.5 and itself; the 9.9 of the discarded ones are not counted again.
-    assert stages.p_values(second)[0] == pytest.approx(5 / 20)
-    stages.discard(second, 0.2)  # discards 6 and 5.5
-    assert stages.p_values(np.array([[5.0] * 20]))[0] == 1.0
+    crossed = np.zeros((1, 20), dtype=bool)
+    assert stage_p_values(first, crossed)[0] == pytest.approx(4 / 20)  # 9, 8, 7 and itself
+    crossed |= newly_crossed(first, crossed, 0.1)  # 9 and 8
+    # Crossed: 2. Further out: 6, 5.5 and itself; the 9.9 of those that crossed are not counted again.
+    assert stage_p_values(second, crossed)[0] == pytest.approx(5 / 20)
+    crossed |= newly_crossed(second, crossed, 0.2)  # 6 and 5.5
+    assert stage_p_values(np.array([[5.0] * 20]), crossed)[0] == 1.0
 
 
 def test_ties_at_the_boundary_are_kept_and_their_error_is_carried_over() -> None:
     first = np.array([[1.0, 9.0, 8.0, 8.0, *np.linspace(0.1, 0.9, 16)]])
-    stages = Stages()
-    stages.discard(
-        first, 0.1
-    )  # two allowed; the second place is shared by two labelings: only 9 crosses
-    assert stages.p_values(np.array([[5.0, *np.linspace(0.1, 0.9, 19)]]))[0] == pytest.approx(
-        2 / 20
-    )
-    stages.discard(
-        np.array([[4.0, 0.0, 7.0, 6.0, 5.0, *np.linspace(0.1, 0.9, 15)]]), 0.2
-    )  # three are left: 7, 6, 5
-    assert stages.p_values(np.array([[5.0, *np.linspace(0.1, 0.9, 19)]]))[0] == pytest.approx(
-        5 / 20
-    )
+    second = np.array([[4.0, 0.0, 7.0, 6.0, 5.0, *np.linspace(0.1, 0.9, 15)]])
+    crossed = np.zeros((1, 20), dtype=bool)
+    # Two are allowed, and two labelings share the second place: only 9 crosses.
+    crossed |= newly_crossed(first, crossed, 0.1)
+    assert np.flatnonzero(crossed).tolist() == [1]
+    crossed |= newly_crossed(second, crossed, 0.2)  # three are left: 7, 6, 5
+    assert np.flatnonzero(crossed).tolist() == [1, 2, 3, 4]
 
 
 def test_a_single_look_is_the_test_of_means() -> None:
@@ -136,9 +135,10 @@ def test_swapping_the_algorithms_swaps_the_result() -> None:
 
 def test_the_guard_solves_the_integrals_of_the_normal_test() -> None:
     runs = [{"task": TaskRuns(np.zeros((1, 2 * count)), count)} for count in (5, 10)]
-    guard = Guard.of(runs, [0.025, 0.05])
-    first = guard.p_values(0, np.array([0.0, 1.96, 2.2414]))
-    assert first == pytest.approx([1.0, 0.05, 0.025], abs=1e-5)
+    first, second = normal_stages(tuple(map(information, runs)), (0.025, 0.05))
+    assert first.p_values(np.array([0.0, 1.96, 2.2414])) == pytest.approx(
+        [1.0, 0.05, 0.025], abs=1e-5
+    )
     boundary = stats.norm.isf(0.0125)
     # P(crossed at look 1) + P(not crossed, |Z2| >= 2.1), Z2 = (Z1 + increment) / sqrt(2).
     outside = integrate.quad(
@@ -149,7 +149,7 @@ def test_the_guard_solves_the_integrals_of_the_normal_test() -> None:
         -boundary,
         boundary,
     )[0]
-    assert guard.p_values(1, np.array([2.1]))[0] == pytest.approx(0.025 + outside, abs=1e-6)
+    assert second.p_values(np.array([2.1]))[0] == pytest.approx(0.025 + outside, abs=1e-6)
 
 
 @pytest.mark.parametrize(

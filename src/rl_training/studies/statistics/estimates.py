@@ -16,6 +16,7 @@ from rl_training.studies.statistics.samples import (
     Look,
     Scale,
     Scores,
+    TaskRuns,
     checked_arm,
     first_labelings,
     pair,
@@ -69,10 +70,8 @@ def probability_of_improvement(
     """
     check_alpha(alpha)
     look = pair(a, b)
-    labelings = first_labelings(look, max_labelings, generator)
-    values = np.mean(
-        [_superiority(look, task, columns) for task, columns in labelings.columns.items()], axis=0
-    )
+    labelled = first_labelings(look, max_labelings, generator)
+    values = np.mean([_superiority(runs) for runs in labelled.values()], axis=0)
     estimate = float(values[0])
     distances = np.sort(np.abs(values - 0.5))[::-1]
     allowed = math.floor(alpha * len(distances) + 1e-9)
@@ -93,17 +92,14 @@ def _are_few(look: Look) -> bool:
     return any(sum(arm) < FEWEST_FOR_IMPROVEMENT or min(arm) < FEWEST_ON_A_TASK for arm in counts)
 
 
-def _superiority(look: Look, task: str, columns: Array) -> Array:
+def _superiority(runs: TaskRuns) -> Array:
     """U / (n m) of every labeling [M], by midranks."""
-    runs = look[task]
     ordered = np.sort(runs.scores[0])
     below = np.searchsorted(ordered, runs.scores[0], side="left")
     not_above = np.searchsorted(ordered, runs.scores[0], side="right")
     ranks = (below + not_above + 1) / 2
-    result: Array = (ranks @ columns - runs.num_a * (runs.num_a + 1) / 2) / (
-        runs.num_a * runs.num_b
-    )
-    return result
+    u: Array = ranks @ runs.labels - runs.num_a * (runs.num_a + 1) / 2
+    return u / (runs.num_a * runs.num_b)
 
 
 def _superiority_deviation(look: Look, p: float) -> float:

@@ -6,12 +6,11 @@ import functools
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from rl_training.studies.statistics.kernel import (
     Statistic,
@@ -25,44 +24,51 @@ from rl_training.studies.statistics.kernel import (
 from rl_training.studies.statistics.samples import (
     Array,
     Look,
+    Mask,
     Scale,
     Scores,
     TaskRuns,
     checked_arm,
+    count_labelings,
     difference,
     first_labelings,
     merged,
+    num_labelings,
     pair,
     rescaled,
+    side_by_side,
     smallest_p,
     spread,
-    times,
     units,
 )
+
+NUM_DOUBLINGS = 11
+NUM_BISECTIONS = 36
 
 
 @dataclass(frozen=True)
 class ShiftedTest:
-    """A test of runs, repeated with A's scores lowered by a shift in the `units` of all runs."""
+    """A test of runs with their labelings, repeated with A's scores lowered by a shift in the `units` of all runs."""
 
-    looks: tuple[Look, ...]
-    labels: tuple[Mapping[str, Array], ...]
-    alphas: tuple[float, ...]
+    looks: Sequence[Look]
+    alphas: Sequence[float]
+    """Cumulative error allowed at each look."""
+    scale: float
+    """Unit of the scores, in which the difference and its interval are returned."""
     kind: Statistic = "welch"
 
     @functools.cached_property
+    def _together(self) -> Look:
+        return merged(self.looks)
+
+    @functools.cached_property
     def _units(self) -> dict[str, Array]:
-        return units(merged(self.looks))
+        return units(self._together)
 
     @property
-    def spread(self) -> float:
-        """Standard deviation of all runs, in the units of a shift; 1 if all are equal."""
-        together = merged(self.looks)
-        return (
-            float(spread(next(iter(together.values())).scores)[0]) or 1.0
-            if len(together) == 1
-            else 1.0
-        )
+    def difference(self) -> float:
+        """Mean of A minus mean of B over all looks."""
+        return difference(self._together) * self.scale
 
     def p_values(self, shifts: Array) -> Array:
         """Stage-wise p-values [K, J] of `shifts` [K] at every look."""
@@ -70,67 +76,58 @@ class ShiftedTest:
             {task: runs.shifted(shifts * self._units[task][0]) for task, runs in look.items()}
             for look in self.looks
         ]
-        return p_values(shifted, self.labels, self.alphas, self.kind)
+        return p_values(shifted, self.alphas, self.kind)
 
-    def accepts(self, shifts: Array) -> npt.NDArray[np.bool_]:
+    def accepts(self, shifts: Array) -> Mask:
         """Which shifts no look rejects."""
         rejected = rejects(self.p_values(shifts), np.array(self.alphas))
         return np.logical_not(rejected.any(axis=1), dtype=np.bool_)
 
+    def interval(self) -> tuple[float, float]:
+        """The interval of accepted shifts around the estimate of the latest look whose estimate is accepted.
 
-Accepts = Callable[[Array], npt.NDArray[np.bool_]]
-"""Which of several shifts the test does not reject."""
+        It contains 0 exactly if 0 is accepted. An end is infinite if no shift up to some thousand standard deviations
+        of all runs is rejected. Where the test rejects every estimate, the interval is the latest one alone.
+        """
+        estimates = np.array(
+            [difference(merged(self.looks[:count])) for count in range(len(self.looks), 0, -1)]
+        )
+        accepted = self.accepts(np.append(estimates, 0.0))
+        inside = estimates[accepted[:-1]][:1]
+        if accepted[-1]:
+            inside = np.append(inside, 0.0)
+        if not inside.size:
+            return self.difference, self.difference
+        # Row 0 goes down from the lower start, row 1 goes up from the upper one.
+        starts, signs = np.array([inside.min(), inside.max()]), np.array([-1.0, 1.0])
+        points = starts[:, None] + signs[:, None] * self._steps()  # [2, K]
+        if not accepted[-1]:  # neither end lies beyond 0
+            points[points * np.sign(starts[0]) < 0] = 0.0
+        low, high = self._refined(starts, points) * self.scale
+        return float(low), float(high)
 
-NUM_DOUBLINGS = 11
-NUM_BISECTIONS = 36
+    def _steps(self) -> Array:
+        """Growing shifts in standard deviations of all runs; several tasks are measured in these already."""
+        deviation = 1.0
+        if len(self._together) == 1:
+            deviation = float(spread(next(iter(self._together.values())).scores)[0]) or 1.0
+        steps: Array = deviation * 2.0 ** np.arange(-1, NUM_DOUBLINGS)
+        return steps
 
-
-def accepted_interval(accepts: Accepts, estimates: Array, unit: float) -> tuple[float, float]:
-    """The interval of accepted shifts around the first of the `estimates` that is accepted.
-
-    It contains 0 exactly if 0 is accepted. An end is infinite if no shift up to some thousand `unit`s is rejected.
-    Where the test rejects every estimate, the interval is the first one alone.
-    """
-    *are_accepted, is_zero_accepted = accepts(np.append(estimates, 0.0))
-    inside = [
-        float(value) for value, accepted in zip(estimates, are_accepted, strict=True) if accepted
-    ][:1]
-    if not inside and not is_zero_accepted:
-        return float(estimates[0]), float(estimates[0])
-    if is_zero_accepted:
-        inside.append(0.0)
-    # Brackets of the two ends: row 0 goes down, row 1 goes up.
-    signs = np.array([-1.0, 1.0])
-    starts = np.array([min(inside), max(inside)])
-    steps = unit * 2.0 ** np.arange(-1, NUM_DOUBLINGS)
-    points = starts[:, None] + signs[:, None] * steps  # [2, K]
-    if not is_zero_accepted:
-        side = 0 if starts[0] > 0 else 1
-        beyond = signs[side] * points[side] >= 0
-        points[side, beyond] = 0.0
-    accepted = accepts(points.ravel()).reshape(points.shape)
-    return _refined(accepts, starts, points, accepted)
-
-
-def _refined(
-    accepts: Accepts, starts: Array, points: Array, accepted: npt.NDArray[np.bool_]
-) -> tuple[float, float]:
-    """Bisect between the last accepted and the first rejected point of each row; the accepted side is returned."""
-    is_open = accepted.all(axis=1)
-    first = np.where(is_open, 0, (~accepted).argmax(axis=1))
-    rejected = np.take_along_axis(points, first[:, None], axis=1)[:, 0]
-    before = np.take_along_axis(points, np.maximum(first - 1, 0)[:, None], axis=1)[:, 0]
-    inner = np.where(first > 0, before, starts)
-    if not is_open.all():
-        for _ in range(NUM_BISECTIONS):
-            middle = (inner + rejected) / 2
-            is_accepted = accepts(middle)
-            inner, rejected = (
-                np.where(is_accepted, middle, inner),
-                np.where(is_accepted, rejected, middle),
-            )
-    low, high = np.where(is_open, np.array([-math.inf, math.inf]), inner)
-    return float(low), float(high)
+    def _refined(self, starts: Array, points: Array) -> Array:
+        """Bisect between the last accepted and the first rejected point of each row; the accepted side is returned."""
+        accepted = self.accepts(points.ravel()).reshape(points.shape)
+        is_open = accepted.all(axis=1)
+        first = (~accepted).argmax(axis=1)
+        rows = np.arange(2)
+        inner, rejected = np.column_stack([starts, points])[rows, first], points[rows, first]
+        if not is_open.all():
+            for _ in range(NUM_BISECTIONS):
+                middle = (inner + rejected) / 2
+                is_accepted = self.accepts(middle)
+                inner = np.where(is_accepted, middle, inner)
+                rejected = np.where(is_accepted, rejected, middle)
+        return np.where(is_open, np.array([-math.inf, math.inf]), inner)
 
 
 @dataclass(frozen=True)
@@ -185,18 +182,17 @@ def compare_means(
         raise ValueError(
             f"statistic is {statistic!r}: choose {' or '.join(map(repr, get_args(Statistic)))}"
         )
-    (look,), unit = rescaled(pair(a, b))
+    (look,), scale = rescaled(pair(a, b))
     # `max_enumerated` bounds the enumeration; drawn labelings are fewer, since more add no precision that matters.
-    labelings = first_labelings(look, max_enumerated, generator, num_drawn=num_permutations)
-    test = ShiftedTest((look,), (labelings.columns,), (alpha,), statistic)
-    estimate = difference(look)
+    labelled = first_labelings(look, max_enumerated, generator, num_drawn=num_permutations)
+    test = ShiftedTest([labelled], [alpha], scale, statistic)
     return MeanComparison(
-        difference=estimate * unit,
-        interval=times(accepted_interval(test.accepts, np.array([estimate]), test.spread), unit),
+        difference=test.difference,
+        interval=test.interval(),
         p_value=float(test.p_values(np.zeros(1))[0, 0]),
         smallest_p=smallest_p(look),
-        num_permutations=next(iter(labelings.columns.values())).shape[1],
-        is_exact=labelings.is_exact,
+        num_permutations=num_labelings(labelled),
+        is_exact=count_labelings(look) <= max_enumerated,
     )
 
 
@@ -228,10 +224,7 @@ def runs_needed(
     (look,), scale = rescaled(pair(scores_a, scores_b))
     difference, unit = difference / scale, units(look)
     variances = np.array(
-        [
-            np.array(_variances(runs)) / float(unit[task][0] or 1.0) ** 2
-            for task, runs in look.items()
-        ]
+        [_variances(runs) / (unit[task][0] or 1.0) ** 2 for task, runs in look.items()]
     )  # [T, 2]
     if difference == 0:
         return MOST_RUNS
@@ -251,15 +244,14 @@ def runs_needed(
     return MOST_RUNS
 
 
-def _variances(runs: TaskRuns) -> tuple[float, float]:
+def _variances(runs: TaskRuns) -> Array:
     """Variance of A's and of B's scores; an arm of one run takes the other's."""
-    arms = (runs.scores[0, : runs.num_a], runs.scores[0, runs.num_a :])
-    known = [float(arm.var(ddof=1)) for arm in arms if arm.size > 1]
+    known = [arm[0].var(ddof=1) for arm in runs.arms if arm.size > 1]
     if not known:
         raise ValueError(
             "one run of each algorithm says nothing about the spread: train at least two seeds"
         )
-    return known[0], known[-1]
+    return np.array([known[0], known[-1]])
 
 
 def _runs_per_task(ratio: float, inequality: float, alpha: float, power: float) -> float:
@@ -315,13 +307,12 @@ def step_down(
                 " that all were trained on"
             )
     for task in tasks:
-        scale = Scale.of(
-            np.concatenate([scores[task] for scores in checked.values()]), f"on task '{task}'"
-        )
+        every = np.concatenate([scores[task] for scores in checked.values()])
+        scale = Scale.of(every, f"on task '{task}'")
         for scores in checked.values():
             scores[task] = scale.apply(scores[task])
     pairs = list(itertools.combinations(checked, 2))
-    observed = {one: float(magnitude(_statistics(checked, one))[0]) for one in pairs}
+    observed = {one: float(_magnitudes(checked, one)[0]) for one in pairs}
     remaining = sorted(pairs, key=lambda one: -observed[one])
     permuted = _permuted_p_values(checked, remaining, observed, num_permutations, generator)
     tails = 2 * upper_tail(np.array([observed[one] for one in remaining]))
@@ -345,7 +336,7 @@ def _permuted_p_values(
         if (now := connected(remaining[step:])) != groups:
             groups = now
             shuffled = _shuffled(arms, groups, count, generator)
-            largest = {other: magnitude(_statistics(shuffled, other)) for other in remaining[step:]}
+            largest = {other: _magnitudes(shuffled, other) for other in remaining[step:]}
         most = np.max([largest[other] for other in remaining[step:]], axis=0)
         # The observed labeling counts as one of the permutations.
         p.append((1 + int((most >= just_below(np.array(observed[one]))).sum())) / (count + 1))
@@ -380,13 +371,7 @@ def _shuffled(
     return result
 
 
-def _statistics(arms: Mapping[str, dict[str, Array]], pair: Pair) -> Array:
-    """The statistic of one pair in every row."""
+def _magnitudes(arms: Mapping[str, dict[str, Array]], pair: Pair) -> Array:
+    """The magnitude of one pair's statistic in every row."""
     first, second = (arms[name] for name in pair)
-    look, labels = {}, {}
-    for task, ones in first.items():
-        runs = np.concatenate([np.atleast_2d(ones), np.atleast_2d(second[task])], axis=1)
-        num_a = np.atleast_2d(ones).shape[1]
-        look[task] = TaskRuns(runs, num_a)
-        labels[task] = (np.arange(runs.shape[1]) < num_a).astype(np.float64)[:, None]
-    return statistic(look, labels, "welch")[:, 0]
+    return magnitude(statistic(side_by_side(first, second), "welch"))[:, 0]

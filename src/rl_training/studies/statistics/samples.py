@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
+Mask = npt.NDArray[np.bool_]
 Scores = Mapping[str, Sequence[float]]
 """Scores of one algorithm's runs by task (environment): one number for each whole training run."""
 
@@ -22,16 +23,32 @@ class TaskRuns:
 
     scores: Array  # [R, N]
     num_a: int
+    labelings: Array | None = None
+    """Zeros and ones [N, M], ones for runs of A; column 0 is the observed labeling. None: the observed one alone."""
 
     @property
     def num_b(self) -> int:
         """Number of B's runs."""
         return int(self.scores.shape[1]) - self.num_a
 
+    @property
+    def arms(self) -> list[Array]:
+        """The scores of A [R, num_a] and of B [R, num_b]."""
+        return np.split(self.scores, [self.num_a], axis=1)
+
+    @property
+    def observed(self) -> Array:
+        """The observed labeling [N]."""
+        return (np.arange(self.scores.shape[1]) < self.num_a).astype(np.float64)
+
+    @property
+    def labels(self) -> Array:
+        """All labelings to test [N, M]."""
+        return self.observed[:, None] if self.labelings is None else self.labelings
+
     def shifted(self, shifts: Array) -> TaskRuns:
         """One row for each shift: the scores with A's lowered by it. Needs a single row."""
-        is_a = np.arange(self.scores.shape[1]) < self.num_a
-        return TaskRuns(self.scores - shifts[:, None] * is_a, self.num_a)
+        return replace(self, scores=self.scores - shifts[:, None] * self.observed)
 
 
 Look = Mapping[str, TaskRuns]
@@ -39,14 +56,12 @@ Look = Mapping[str, TaskRuns]
 
 
 def checked(scores: Scores, name: str) -> dict[str, Array]:
-    """Scores as arrays, in the order of the tasks' names; ValueError where there is none, or one is not finite."""
+    """Scores as arrays, in the order of the tasks' names; ValueError if one is not finite."""
     if not isinstance(scores, Mapping):
         raise TypeError(
             f"the scores of {name} are a {type(scores).__name__}: give a mapping of tasks to scores, such as"
             ' {"CartPole-v1": [480.0, 500.0]}'
         )
-    if not scores:
-        raise ValueError(f"{name} has no tasks: give the scores of at least one run")
     arrays = {task: np.asarray(scores[task], dtype=np.float64) for task in sorted(scores)}
     for task, values in arrays.items():
         if values.ndim != 1:
@@ -63,8 +78,10 @@ def checked(scores: Scores, name: str) -> dict[str, Array]:
 
 
 def checked_arm(scores: Scores, name: str) -> dict[str, Array]:
-    """Like `checked`, with at least one run on every task."""
+    """Like `checked`, with at least one task and one run on every task."""
     arrays = checked(scores, name)
+    if not arrays:
+        raise ValueError(f"{name} has no tasks: give the scores of at least one run")
     empty = [task for task, values in arrays.items() if values.size == 0]
     if empty:
         raise ValueError(
@@ -75,48 +92,61 @@ def checked_arm(scores: Scores, name: str) -> dict[str, Array]:
 
 def pair(a: Scores, b: Scores) -> dict[str, TaskRuns]:
     """Both algorithms' runs, task by task; ValueError unless both have runs on the same tasks."""
-    return _pair(checked_arm(a, "algorithm A"), checked_arm(b, "algorithm B"))
+    arms = checked_arm(a, "algorithm A"), checked_arm(b, "algorithm B")
+    lonely = sorted(set(arms[0]) ^ set(arms[1]))
+    if lonely:
+        has, lacks = ("A", "B") if lonely[0] in arms[0] else ("B", "A")
+        raise ValueError(
+            f"task '{lonely[0]}' has runs of {has} and none of {lacks}: compare on tasks that both were trained on"
+        )
+    return side_by_side(*arms)
 
 
 def pair_later(a: Scores, b: Scores, tasks: Mapping[str, TaskRuns]) -> dict[str, TaskRuns]:
     """Runs that a later look adds: on any of the `tasks` of the first look, also for one algorithm only."""
-    arms = []
-    for scores, name in ((a, "algorithm A"), (b, "algorithm B")):
-        unknown = sorted(set(scores) - set(tasks)) if isinstance(scores, Mapping) else []
+    arms = [checked(a, "algorithm A"), checked(b, "algorithm B")]
+    for arm in arms:
+        unknown = sorted(set(arm) - set(tasks))
         if unknown:
             raise ValueError(
                 f"task '{unknown[0]}' is new at a later look: every task needs runs at the first look"
             )
-        if isinstance(scores, Mapping):
-            scores = {task: scores.get(task, ()) for task in tasks}
-        given = checked(scores, name)
-        arms.append(given)
-    look = {task: runs for task, runs in _pair(*arms).items() if runs.scores.size}
+    every = [{task: arm.get(task, np.empty(0)) for task in tasks} for arm in arms]
+    look = {task: runs for task, runs in side_by_side(*every).items() if runs.scores.size}
     if not look:
         raise ValueError("a look has no new runs: leave it out until there are some")
     return look
 
 
-def _pair(a: dict[str, Array], b: dict[str, Array]) -> dict[str, TaskRuns]:
-    lonely = sorted(set(a) ^ set(b))
-    if lonely:
-        has, lacks = ("A", "B") if lonely[0] in a else ("B", "A")
-        raise ValueError(
-            f"task '{lonely[0]}' has runs of {has} and none of {lacks}: compare on tasks that both were trained on"
+def side_by_side(a: Mapping[str, Array], b: Mapping[str, Array]) -> dict[str, TaskRuns]:
+    """The scores [n] or [R, n] of two algorithms on the same tasks as runs of a look."""
+    return {
+        task: TaskRuns(
+            np.atleast_2d(np.concatenate([a[task], b[task]], axis=-1)), a[task].shape[-1]
         )
-    return {task: TaskRuns(np.concatenate([a[task], b[task]])[None, :], len(a[task])) for task in a}
+        for task in a
+    }
 
 
 def merged(looks: Sequence[Look]) -> dict[str, TaskRuns]:
-    """All runs of several looks, A's before B's."""
+    """All runs of several looks with their labelings, A's before B's."""
     together = {}
     for task in looks[0]:
         parts = [look[task] for look in looks if task in look]
-        arms = [part.scores[:, : part.num_a] for part in parts] + [
-            part.scores[:, part.num_a :] for part in parts
-        ]
-        together[task] = TaskRuns(np.concatenate(arms, axis=1), sum(part.num_a for part in parts))
+        scores = _by_arm(part.arms for part in parts)
+        labels = _by_arm(np.split(part.labels, [part.num_a]) for part in parts)
+        together[task] = TaskRuns(
+            np.concatenate(scores, axis=1),
+            sum(part.num_a for part in parts),
+            np.concatenate(labels),
+        )
     return together
+
+
+def _by_arm(parts: Iterable[Sequence[Array]]) -> list[Array]:
+    """The arrays of A, then those of B, of pairs of both."""
+    of_a, of_b = zip(*parts, strict=True)
+    return [*of_a, *of_b]
 
 
 def units(look: Look) -> dict[str, Array]:
@@ -141,8 +171,8 @@ def difference(look: Look) -> float:
     """Mean of A minus mean of B in the `units` of each task, averaged over the tasks; of the first row."""
     values = []
     for task, unit in units(look).items():
-        scores, num_a = look[task].scores[0], look[task].num_a
-        gap = scores[:num_a].mean() - scores[num_a:].mean()
+        a, b = look[task].arms
+        gap = a[0].mean() - b[0].mean()
         values.append(gap / unit[0] if unit[0] > 0 else 0.0)
     return float(np.mean(values))
 
@@ -167,21 +197,18 @@ class Scale:
     @classmethod
     def of(cls, scores: Array, place: str, centre: float | None = None) -> Scale:
         """The scale of scores around their median, or around `centre`; ValueError if their distances overflow."""
-        middle = (
-            float(np.partition(scores, scores.size // 2)[scores.size // 2])
-            if centre is None
-            else centre
-        )
+        if centre is None:
+            centre = float(np.partition(scores, scores.size // 2)[scores.size // 2])
         low, high = float(np.min(scores)), float(np.max(scores))
         if not math.isfinite(high - low):
             raise ValueError(
                 f"the scores {place} reach from {low:g} to {high:g}, which is too far to compute with: divide all of"
                 " them by the same number"
             )
-        farthest = max(high - middle, middle - low)
+        farthest = max(high - centre, centre - low)
         rounding = ROUNDING * max(abs(low), abs(high))
         unit = math.ldexp(1.0, math.frexp(farthest)[1] - 1) if farthest > rounding else 1.0
-        return cls(middle, unit, rounding)
+        return cls(centre, unit, rounding)
 
     def apply(self, scores: Array) -> Array:
         """The distances in units."""
@@ -198,31 +225,14 @@ def rescaled(*looks: Look) -> tuple[list[Look], float]:
     """
     scales = {}
     for task, runs in looks[0].items():
-        first = runs.scores[0]
+        place, first = f"on task '{task}'", runs.scores[0]
         every = np.concatenate([look[task].scores[0] for look in looks if task in look])
-        scales[task] = Scale.of(
-            every, f"on task '{task}'", Scale.of(first, f"on task '{task}'").centre
-        )
+        scales[task] = Scale.of(every, place, Scale.of(first, place).centre)
     found: list[Look] = [
         {task: TaskRuns(scales[task].apply(runs.scores), runs.num_a) for task, runs in look.items()}
         for look in looks
     ]
     return found, next(iter(scales.values())).unit if len(scales) == 1 else 1.0
-
-
-def times(interval: Sequence[float], unit: float) -> tuple[float, float]:
-    """Both ends in the units of the scores."""
-    low, high = interval
-    return low * unit, high * unit
-
-
-@dataclass(frozen=True)
-class Labelings:
-    """Columns of zeros and ones by task, ones for runs of A; column 0 is the labeling that was observed."""
-
-    columns: Mapping[str, Array]  # task -> [N, M]
-    is_exact: bool
-    """All labelings, each equally often."""
 
 
 def count_labelings(look: Look) -> int:
@@ -243,36 +253,38 @@ def first_labelings(
     *,
     num_drawn: int | None = None,
     repeats: bool = False,
-) -> Labelings:
-    """Labelings of the first look: all if there are at most `limit`, else `num_drawn` (default: `limit`) random ones.
+) -> dict[str, TaskRuns]:
+    """The first look with all labelings if there are at most `limit`, else `num_drawn` (default: `limit`) random ones.
 
     With `repeats`, all labelings are repeated up to about `limit` columns. Later looks then draw labels of their own
     for each column. The observed column stays exchangeable with the others: the first look's labeling is uniform,
     and so are the later ones given the first.
     """
     if count_labelings(look) > limit:
-        return Labelings(random_labelings(look, num_drawn or limit, generator), is_exact=False)
+        return random_labelings(look, num_drawn or limit, generator)
     every = [_all_labelings(runs.scores.shape[1], runs.num_a) for runs in look.values()]
     indices = np.indices([columns.shape[1] for columns in every]).reshape(len(every), -1)
     times = limit // indices.shape[1] if repeats else 1
-    columns = {
-        task: np.tile(table[:, index], times)
+    return {
+        task: replace(look[task], labelings=np.tile(table[:, index], times))
         for task, table, index in zip(look, every, indices, strict=True)
     }
-    return Labelings(columns, is_exact=True)
 
 
-def random_labelings(look: Look, count: int, generator: np.random.Generator) -> dict[str, Array]:
-    """The observed labeling and `count - 1` random ones: a Monte Carlo test that holds its level exactly."""
-    columns = {}
+def random_labelings(look: Look, count: int, generator: np.random.Generator) -> dict[str, TaskRuns]:
+    """A look with its observed labeling and `count - 1` random ones: a Monte Carlo test that holds its level."""
+    labelled = {}
     for task, runs in look.items():
-        num_runs = runs.scores.shape[1]
-        observed = np.arange(num_runs) < runs.num_a
-        labels = np.empty((num_runs, count))
-        labels[:, 0] = observed
-        labels[:, 1:] = generator.permuted(np.tile(observed, (count - 1, 1)), axis=1).T
-        columns[task] = labels
-    return columns
+        labels = np.empty((runs.scores.shape[1], count))
+        labels[:, 0] = runs.observed
+        labels[:, 1:] = generator.permuted(np.tile(runs.observed, (count - 1, 1)), axis=1).T
+        labelled[task] = replace(runs, labelings=labels)
+    return labelled
+
+
+def num_labelings(look: Look) -> int:
+    """Number of labelings that a look is tested with."""
+    return int(next(iter(look.values())).labels.shape[1])
 
 
 def _all_labelings(num_runs: int, num_a: int) -> Array:

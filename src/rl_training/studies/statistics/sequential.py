@@ -8,19 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from rl_training.studies.statistics.kernel import rejects
-from rl_training.studies.statistics.permutation import ShiftedTest, accepted_interval, check_alpha
+from rl_training.studies.statistics.permutation import ShiftedTest, check_alpha
 from rl_training.studies.statistics.samples import (
-    Array,
     Look,
     Scores,
-    difference,
     first_labelings,
-    merged,
+    num_labelings,
     pair,
     pair_later,
     random_labelings,
     rescaled,
-    times,
 )
 
 
@@ -64,19 +61,17 @@ def sequential_test(
             f"{len(blocks)} blocks of runs for {num_looks} planned looks: give 1 to {num_looks}"
         )
     first = pair(*blocks[0])
-    looks, unit = rescaled(first, *(pair_later(a, b, first) for a, b in blocks[1:]))
-    labels = draw_labelings(looks, num_permutations, generator)
+    looks, scale = rescaled(first, *(pair_later(a, b, first) for a, b in blocks[1:]))
     alphas = spent(alpha, num_looks)[: len(blocks)]
-    test = ShiftedTest(tuple(looks), tuple(labels), tuple(alphas))
+    test = ShiftedTest(draw_labelings(looks, num_permutations, generator), alphas, scale)
     p = test.p_values(np.zeros(1))[0]
     crossed = np.flatnonzero(rejects(p, np.array(alphas)))
-    estimates = np.array([difference(merged(looks[: j + 1])) for j in reversed(range(len(looks)))])
     return SequentialResult(
         look=len(blocks),
         decided_at=int(crossed[0]) + 1 if crossed.size else None,
         p_value=float(p[-1]),
-        difference=float(estimates[0]) * unit,
-        interval=times(accepted_interval(test.accepts, estimates, test.spread), unit),
+        difference=test.difference,
+        interval=test.interval(),
         alpha_spent=alphas[-1],
     )
 
@@ -86,10 +81,10 @@ def spent(alpha: float, num_looks: int) -> list[float]:
     return [alpha * (j + 1) / num_looks for j in range(num_looks)]
 
 
-def draw_labelings(
-    looks: Sequence[Look], count: int, generator: np.random.Generator
-) -> list[dict[str, Array]]:
-    """About `count` labelings of the runs of every look, drawn look by look."""
-    first = dict(first_labelings(looks[0], count, generator, repeats=True).columns)
-    num_columns = next(iter(first.values())).shape[1]
-    return [first, *(random_labelings(look, num_columns, generator) for look in looks[1:])]
+def draw_labelings(looks: Sequence[Look], count: int, generator: np.random.Generator) -> list[Look]:
+    """The looks with about `count` labelings of their runs, drawn look by look."""
+    first = first_labelings(looks[0], count, generator, repeats=True)
+    return [
+        first,
+        *(random_labelings(look, num_labelings(first), generator) for look in looks[1:]),
+    ]
