@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import re
-from collections import Counter
+from collections import Counter, UserList
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +25,7 @@ from rl_training.studies.catalog import (
     is_run_folder,
     read_run,
 )
-from rl_training.studies.plan import PLAN_FILE, Plan, PlannedRun, list_studies, open_study
+from rl_training.studies.plan import PLAN_FILE, PlannedRun, list_studies, open_study
 from rl_training.studies.variation import Setting, describe, identity, labels_of
 from rl_training.validation import suggest
 
@@ -47,6 +47,11 @@ class RunRecord:
     def seed(self) -> int | None:
         """Seed of the run."""
         return self.info.seed
+
+    @property
+    def task(self) -> str:
+        """Environment of the run; `offline` if it has none."""
+        return self.info.env_id or "offline"
 
     @property
     def score(self) -> float | None:
@@ -83,12 +88,11 @@ class RunRecord:
 
     def curve(self, metric: str) -> tuple[list[int], list[float]]:
         """Steps and values of a metric; both empty if it was never logged."""
-        lines = [
-            line
+        points = [
+            (line["global_step"], line[metric])
             for line in self.metrics
             if line.get(metric) is not None and line.get("global_step") is not None
         ]
-        points = [(line["global_step"], line[metric]) for line in lines]
         return [step for step, _ in points], [value for _, value in points]
 
     @property
@@ -100,21 +104,8 @@ class RunRecord:
         return {name: self.curve(name) for name in names}
 
 
-class RunRecords(Sequence[RunRecord]):
+class RunRecords(UserList[RunRecord]):
     """Runs in the order of their folders' names."""
-
-    def __init__(self, runs: Sequence[RunRecord]) -> None:
-        self._runs = list(runs)
-
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    def __getitem__(self, index: Any) -> Any:
-        """One run, or a part of the runs."""
-        return RunRecords(self._runs[index]) if isinstance(index, slice) else self._runs[index]
-
-    def __repr__(self) -> str:
-        return f"[{', '.join(map(repr, self._runs))}]"
 
     def to_pandas(self) -> Any:
         """A `pandas.DataFrame` with a row for each logged line: the run, its seed and settings, and the metrics."""
@@ -124,7 +115,7 @@ class RunRecords(Sequence[RunRecord]):
             raise RLTrainingError(f"to_pandas needs pandas: {install_extra('pandas')}") from None
         rows = [
             {"run": run.run_dir.name, **_columns(run.settings), **line}
-            for run in self._runs
+            for run in self
             for line in run.metrics
         ]
         return pandas.DataFrame(rows)
@@ -169,6 +160,15 @@ class RunGroup:
     missing: tuple[str, ...] = ()
     """Labels of the planned runs that have no folder yet."""
 
+    @classmethod
+    def planned(
+        cls, name: str, runs: Sequence[PlannedRun], study: Path, setting: str | None = None
+    ) -> RunGroup:
+        """Planned runs of a study, as far as they have begun."""
+        begun = tuple(RunRecord(run.run_dir) for run in runs if is_run_folder(run.run_dir))
+        missing = tuple(run.label for run in runs if not is_run_folder(run.run_dir))
+        return cls(name, begun, study, setting, missing)
+
     @property
     def env_id(self) -> str | None:
         """Environment of the runs; None if the group has none yet."""
@@ -187,19 +187,11 @@ def find_groups(words: Sequence[str], folder: Path = RUNS) -> list[RunGroup]:
     a study (its folder, or its name in `folder`), `STUDY:SETTING`, a folder of runs, or a glob pattern. The settings
     of a study are groups; other runs are grouped by their algorithm, environment and settings.
     """
-    groups: list[RunGroup] = []
-    single: list[Path] = []
-    for word in words:
-        found = _meaning(word, folder)
-        known_settings = {(group.study, group.setting) for group in groups}
-        groups += [
-            group for group in found.groups if (group.study, group.setting) not in known_settings
-        ]
-        single += found.runs
-    known = {run.run_dir.resolve() for group in groups for run in group.runs}
-    return _with_unique_names(
-        [*groups, *group_runs([path for path in single if path.resolve() not in known])]
-    )
+    found = [item for word in words for item in _meaning(word, folder)]
+    groups = {(item.study, item.setting): item for item in found if isinstance(item, RunGroup)}
+    known = {run.run_dir.resolve() for group in groups.values() for run in group.runs}
+    single = [item for item in found if isinstance(item, Path) and item.resolve() not in known]
+    return _with_unique_names([*groups.values(), *group_runs(single)])
 
 
 def group_of_word(word: str, folder: Path = RUNS) -> RunGroup:
@@ -224,79 +216,63 @@ def groups_of_word(word: str, folder: Path = RUNS) -> list[RunGroup]:
     if study is not None and all(group.study == study for group in groups):
         names = [f"'{study}:{group.setting}'" for group in groups]
         raise ConfigError(
-            f"study '{word}' has {len(groups):,} settings: name one of them, as {_listed(names)}"
+            f"study '{word}' has {len(groups):,} settings: name one of them, as {listed(names)}"
         )
     names = [f"'{group.name}'" for group in groups]
     raise ConfigError(
-        f"the runs of '{word}' have {len(groups):,} settings, {_listed(names)}: name the runs of one"
+        f"the runs of '{word}' have {len(groups):,} settings, {listed(names)}: name the runs of one"
     )
 
 
-@dataclass(frozen=True)
-class _Meaning:
-    """What a word means: groups of studies, and folders of runs that no study groups."""
-
-    groups: tuple[RunGroup, ...] = ()
-    runs: tuple[Path, ...] = ()
-
-
-def _meaning(word: str, folder: Path) -> _Meaning:
-    if word.partition("/")[0] == LAST:
-        return _Meaning(runs=(_run_around(find_run(word, folder)),))
-    if _exists(Path(word)):
-        return _meaning_of_path(Path(word))
+def _meaning(word: str, folder: Path) -> Sequence[RunGroup | Path]:
+    """What a word means: settings of studies, and folders of runs that no study groups."""
+    with contextlib.suppress(OSError):  # a name longer than any file's
+        if found := _runs_in(Path(word)):
+            return found
     name, colon, setting = word.partition(":")
     study = next(
         (place for place in (Path(name), folder / name) if is_file(place / PLAN_FILE)), None
     )
     if study is not None:
-        return _Meaning(groups=_select(study, setting) if colon else _settings_of(study))
+        return _select(study, setting) if colon else _settings_of(study)
     if glob.has_magic(word):
-        return _meaning_of_pattern(word, folder)
+        return _matches(word, folder)
     try:
-        return _Meaning(runs=(_run_around(find_run(word, folder)),))
+        path = find_run(word, folder)
     except ConfigError:
         known = [path.name for path in (*list_studies(folder), *find_run_folders(folder))]
-        if "/" in word or any(known_name.startswith(word) for known_name in known):
+        is_begun = any(known_name.startswith(word) for known_name in known)
+        if is_begun or "/" in word or word.startswith(LAST):
             raise  # the message lists the runs whose names begin so
         hint = suggest(word, known, "`rl-training runs` and `rl-training study status` list them")
         raise ConfigError(
             f"'{word}' is no run, study or folder of runs here or in '{folder}'{hint}"
         ) from None
+    return [_run_around(path)]
 
 
-def _meaning_of_path(path: Path) -> _Meaning:
+def _runs_in(path: Path) -> Sequence[RunGroup | Path]:
+    """The settings of a study, the run, or the runs in a folder; empty for any other path."""
     if is_file(path / PLAN_FILE):
-        return _Meaning(groups=_settings_of(path))
+        return _settings_of(path)
     if _is_run(path):
-        return _Meaning(runs=(path,))
-    found = find_run_folders(path) if path.is_dir() else []
-    return _Meaning(runs=tuple(found) or (_run_around(path),))
+        return [path]
+    return find_run_folders(path) if path.is_dir() else []
 
 
-def _meaning_of_pattern(word: str, folder: Path) -> _Meaning:
+def _matches(word: str, folder: Path) -> Sequence[RunGroup | Path]:
     """The runs and studies that match a pattern; other files that match are left out."""
-    places = [Path(Path(word).anchor)] if Path(word).is_absolute() else [Path(), folder]
-    pattern = str(Path(word).relative_to(Path(word).anchor))
-    found: list[_Meaning] = []
-    for place in places:
+    anchor = Path(word).anchor
+    pattern = str(Path(word).relative_to(anchor))
+    for place in [Path(anchor)] if anchor else [Path(), folder]:
         paths: list[Path] = []
         with contextlib.suppress(ValueError, IndexError):  # Python cannot read the pattern
-            paths = sorted(place.glob(pattern)) if not found else []
-        found += [_meaning_of_path(path) for path in paths if _holds_runs(path)]
-    if not found:
-        raise ConfigError(
-            f"no run or study matches '{word}' here or in '{folder}': `rl-training runs` lists the runs"
-        )
-    return _Meaning(
-        tuple(group for meaning in found for group in meaning.groups),
-        tuple(path for meaning in found for path in meaning.runs),
-    )
-
-
-def _holds_runs(path: Path) -> bool:
-    return path.is_dir() and (
-        is_file(path / PLAN_FILE) or _is_run(path) or bool(find_run_folders(path))
+            paths = sorted(place.glob(pattern))
+        found = [item for path in paths for item in _runs_in(path)]
+        if found:
+            return found
+    raise ConfigError(
+        f"no run or study matches '{word}' here or in '{folder}': `rl-training runs` lists the runs"
     )
 
 
@@ -314,44 +290,35 @@ def _is_run(path: Path) -> bool:
     return is_run_folder(path) or is_file(path / "metrics.jsonl")
 
 
-def _exists(path: Path) -> bool:
-    with contextlib.suppress(OSError):  # a name longer than any file's
-        return path.exists()
-    return False
-
-
-def _settings_of(study: Path) -> tuple[RunGroup, ...]:
+def _settings_of(study: Path) -> list[RunGroup]:
     """A group for each setting of a study, in the order of its plan."""
     members: dict[str, list[PlannedRun]] = {}
     for run in open_study(study).runs():
         members.setdefault(run.setting, []).append(run)
-    groups = []
-    for setting, planned in members.items():
-        begun = tuple(RunRecord(run.run_dir) for run in planned if is_run_folder(run.run_dir))
-        missing = tuple(run.label for run in planned if not is_run_folder(run.run_dir))
-        groups.append(RunGroup(setting or study.name, begun, study, setting, missing))
-    return tuple(groups)
+    return [
+        RunGroup.planned(setting or study.name, runs, study, setting)
+        for setting, runs in members.items()
+    ]
 
 
-def _select(study: Path, text: str) -> tuple[RunGroup, ...]:
+def _select(study: Path, text: str) -> list[RunGroup]:
     """The setting of a study with that label, or the only one on each environment with those values."""
     folder = open_study(study)
     labels = folder.plan.labels()
-    chosen = [text] if text in labels else _matching(folder.plan, labels, text)
+    words = [word for word in re.split(r"\s+|,(?=[\w.]+=)", text.strip()) if word]
+    chosen = [
+        label
+        for setting, label in zip(folder.plan.vary, labels, strict=True)
+        if words and all(_has(setting, word) for word in words)
+    ]
+    if text in labels:
+        chosen = [text]
     env_ids = {run.setting: run.config.env_id for run in folder.runs()}
     if chosen and len({env_ids[label] for label in chosen}) == len(chosen):
-        return tuple(group for group in _settings_of(study) if group.setting in chosen)
-    names = _listed([f"'{study}:{label}'" for label in chosen or labels])
+        return [group for group in _settings_of(study) if group.setting in chosen]
+    names = listed([f"'{study}:{label}'" for label in chosen or labels])
     found = f"means {len(chosen):,} settings" if chosen else "means no setting"
     raise ConfigError(f"'{text}' {found} of study '{study}': use one of {names}")
-
-
-def _matching(plan: Plan, labels: Sequence[str], text: str) -> list[str]:
-    words = [word for word in re.split(r"\s+|,(?=[\w.]+=)", text.strip()) if word]
-    settings = zip(plan.vary, labels, strict=True)
-    return [
-        label for setting, label in settings if words and all(_has(setting, word) for word in words)
-    ]
 
 
 def _has(setting: Setting, word: str) -> bool:
@@ -375,22 +342,21 @@ def _same(value: Any, text: str) -> bool:
 
 def group_runs(run_dirs: Sequence[Path]) -> list[RunGroup]:
     """Runs grouped by algorithm, environment and settings; their names say in which settings the groups differ."""
-    records: dict[Path, RunRecord] = {}
+    unique: dict[Path, RunRecord] = {}
     for run_dir in run_dirs:
-        if run_dir.resolve() not in records:
-            records[run_dir.resolve()] = RunRecord(run_dir)
+        if run_dir.resolve() not in unique:
+            unique[run_dir.resolve()] = RunRecord(run_dir)
     members: dict[str, list[RunRecord]] = {}
     settings: dict[str, Setting] = {}
-    for record in records.values():
+    for record in unique.values():
         learned = {
             key: value
             for key, value in record.settings.items()
             if key not in NO_SETTING and value != {}
         }
         setting = dict(leaves(learned, value_key="kind"))  # the keys of a schedule belong together
-        key = (
-            identity(sorted(setting.items())) if setting else str(record.run_dir)
-        )  # unreadable settings: alone
+        # A run with unreadable settings stays alone.
+        key = identity(sorted(setting.items())) if setting else str(record.run_dir)
         settings[key] = setting
         members.setdefault(key, []).append(record)
     labels = labels_of(list(settings.values())) if len(settings) > 1 else [""]
@@ -430,5 +396,6 @@ def _with_unique_names(groups: Sequence[RunGroup]) -> list[RunGroup]:
     return found
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """At most six names, and how many more there are."""
     return ", ".join(names[:6]) + (f", … ({len(names) - 6:,} more)" if len(names) > 6 else "")
