@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -129,13 +129,7 @@ class CompareOptions(LaunchOptions):
     explain: Explain = False
     as_json: AsJson = False
 
-    def rule(self) -> ScoreRule:
-        """How a run becomes one number."""
-        from rl_training.studies.comparison.run_scores import ScoreRule
-
-        return ScoreRule(**self.given("metric", "measure", "mode", "failed"))
-
-    def given(self, *names: str) -> dict[str, Any]:
+    def given(self, names: Iterable[str]) -> dict[str, Any]:
         """The options of these names that were given."""
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
@@ -145,10 +139,11 @@ def compare(arms: Arms, options: CompareOptions) -> None:
 
     With --until-decided, trains seeds in planned looks; again, after any stop, it continues.
     """
+    from rl_training.studies.comparison.run_scores import RULE_OPTIONS, ScoreRule
     from rl_training.studies.comparison.verdict import ALPHA, check_level
 
     check_level(ALPHA if options.alpha is None else options.alpha, options.margin)
-    options.rule()
+    rule = ScoreRule(**options.given(RULE_OPTIONS))
     if options.out is not None:
         _check_picture(options.out)
     if options.until_decided:
@@ -157,18 +152,19 @@ def compare(arms: Arms, options: CompareOptions) -> None:
         except KeyboardInterrupt:  # while it plans or computes; training handles signals by itself
             _leave(arms, options, signal.SIGINT)
         return
-    of_training = {field.name for field in fields(LaunchOptions)} | {
+    training = [
+        *(field.name for field in fields(LaunchOptions)),
         "looks",
         "seeds_per_look",
         "plugin",
-    }
+    ]
     for field in fields(options):
-        if field.name in of_training and getattr(options, field.name) != field.default:
+        if field.name in training and getattr(options, field.name) != field.default:
             option = "--" + field.name.replace("_", "-")
             raise ConfigError(
                 f"{option} has no effect without --until-decided: add it, or remove the option"
             )
-    _compare_once(arms, options)
+    _compare_once(arms, rule, options)
 
 
 def _check_picture(path: Path) -> None:
@@ -181,22 +177,11 @@ def _check_picture(path: Path) -> None:
     check_target(path)
 
 
-def _compare_once(words: Sequence[str], options: CompareOptions) -> None:
-    import numpy as np
-
-    from rl_training.studies.comparison.run_scores import score_arms
-    from rl_training.studies.comparison.verdict import (
-        compare_many,
-        compare_two,
-        find_arms,
-        folder_of,
-    )
+def _compare_once(words: Sequence[str], rule: ScoreRule, options: CompareOptions) -> None:
+    from rl_training.studies.comparison.verdict import compare_arms, find_arms, folder_of
 
     groups = find_arms(words)
-    rule, generator = options.rule(), np.random.default_rng(0)
-    table = score_arms(groups, rule)
-    test = compare_two if len(groups) == 2 else compare_many
-    result = test(table, rule, generator, **options.given("alpha", "margin"))
+    result = compare_arms(groups, rule, **options.given(["alpha", "margin"]))
     _show(result, folder_of(groups, words, options.name), options)
 
 
@@ -208,7 +193,7 @@ def _until_decided(words: Sequence[str], options: CompareOptions) -> None:
         raise ConfigError(
             f"--until-decided compares two arms, and {len(words)} are named: name two"
         )
-    planned = plan_comparison(words, options.given(*PLAN_OPTIONS), options.name)
+    planned = plan_comparison(words, options.given(PLAN_OPTIONS), options.name)
     with results_alone():  # Ray prints to standard output
         decided = planned.run(
             lambda folder: launcher_in(folder, options),
@@ -253,12 +238,8 @@ def _show(
         )
     lines += explanation_lines(result, is_planned=look is not None) if options.explain else []
     picture = _draw(result, folder, options.out)
-    values = result.as_dict() | {
-        "planned": look is not None,
-        "look": look,
-        "picture": picture,
-        "times": times,
-    }
+    values = result.as_dict()
+    values |= {"planned": look is not None, "look": look, "picture": picture, "times": times}
     try:
         store_result(folder, values)
     except RLTrainingError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rl_training.studies.comparison.looks import LookPlan, is_decided
+from rl_training.studies.comparison.looks import LookPlan
 from rl_training.studies.comparison.run_scores import ScoreTable
 from rl_training.studies.comparison.verdict import Comparison, ManyComparisons, percent
 from rl_training.studies.statistics import mean_interval
@@ -73,7 +73,7 @@ def explanation_lines(result: Comparison | ManyComparisons, *, is_planned: bool)
 def look_line(look: int, plan: LookPlan, comparison: Comparison) -> str:
     """One look of a planned comparison."""
     count = min(map(len, comparison.a.values.values()))
-    verdict = comparison.sentence if is_decided(comparison) else "not distinguishable"
+    verdict = comparison.sentence if comparison.is_decided else "not distinguishable"
     difference = _difference_text(comparison)
     return f"look {look} of {plan.looks}: {count} seeds each, {difference}: {verdict}"
 

@@ -7,9 +7,10 @@ import json
 import math
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ import numpy as np
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import load_signed_file
 from rl_training.experiment.logs import read_lines
+from rl_training.experiment.ownership import Lease
 from rl_training.experiment.yaml_text import dump_yaml, sign
 from rl_training.files import is_file, replace_synced, translate_write_errors
 from rl_training.studies.catalog import is_complete, is_run_folder, read_run
 from rl_training.studies.comparison.run_scores import (
+    RULE_OPTIONS,
     ArmScores,
     ScoreRule,
     ScoreTable,
@@ -38,8 +41,7 @@ from rl_training.studies.comparison.verdict import (
     judge,
     percent,
 )
-from rl_training.studies.groups import RunGroup, RunRecord, groups_of_word
-from rl_training.studies.launching.driver import Driver
+from rl_training.studies.groups import RunGroup, groups_of_word
 from rl_training.studies.launching.launchers import Launcher
 from rl_training.studies.launching.study import Study
 from rl_training.studies.plan import PLAN_FILE as STUDY_FILE
@@ -58,7 +60,6 @@ LOOKS_FILE = "looks.jsonl"
 LEAST_RUNS = 2
 LOOKS = 4
 SEEDS_PER_LOOK = 5
-RULE_OPTIONS = ("metric", "measure", "mode", "failed")
 PLAN_OPTIONS = (*RULE_OPTIONS, "margin", "alpha", "looks", "seeds_per_look")
 
 
@@ -69,20 +70,10 @@ class PlannedArm:
     name: str
     study: str
     """Folder of the study, relative to the folder of the comparison."""
-    suffixes: tuple[str, ...]
+    suffixes: Sequence[str]
     """Ends of the run folders' names: they identify the settings, also after the study has grown."""
-    seeds: tuple[int, ...]
+    seeds: Sequence[int]
     """In the order in which the looks use them."""
-
-    @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> PlannedArm:
-        """An arm as stored."""
-        suffixes, seeds = tuple(map(str, values["suffixes"])), tuple(map(int, values["seeds"]))
-        return cls(str(values["name"]), str(values["study"]), suffixes, seeds)
-
-    def owns(self, run: PlannedRun, seeds: Sequence[int]) -> bool:
-        """Whether a run of the study belongs to this arm and to those seeds."""
-        return run.suffix in self.suffixes and run.config.seed in seeds
 
 
 @dataclass(frozen=True)
@@ -118,9 +109,10 @@ class LookPlan:
                 " more --seeds-per-look or --looks"
             )
 
-    def seeds_of(self, arm: PlannedArm, look: int) -> tuple[int, ...]:
-        """The seeds that are new at a look; looks count from 1."""
-        return arm.seeds[(look - 1) * self.seeds_per_look : look * self.seeds_per_look]
+    @property
+    def arms(self) -> tuple[PlannedArm, PlannedArm]:
+        """Both arms."""
+        return self.a, self.b
 
     @property
     def options(self) -> dict[str, Any]:
@@ -128,43 +120,14 @@ class LookPlan:
         known = {**vars(self.rule), **vars(self)}
         return {name: known[name] for name in PLAN_OPTIONS}
 
-    def values(self) -> dict[str, Any]:
-        """The plan as stored."""
-        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
-
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> LookPlan:
-        """The inverse of `values`."""
+        """A plan as stored: the inverse of `asdict`."""
         try:
-            budgets = {str(task): int(steps) for task, steps in values["budgets"].items()}
-            rest = {
-                key: value
-                for key, value in values.items()
-                if key not in ("a", "b", "rule", "budgets")
-            }
-            return cls(
-                PlannedArm.from_values(values["a"]),
-                PlannedArm.from_values(values["b"]),
-                ScoreRule(**values["rule"]),
-                budgets,
-                **rest,
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            a, b = (PlannedArm(**values[key]) for key in ("a", "b"))
+            return cls(**{**values, "a": a, "b": b, "rule": ScoreRule(**values["rule"])})
+        except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"the stored plan of the comparison is damaged: {error}") from None
-
-
-def plan_arm(
-    name: str, study: Study, settings: Sequence[str], num_seeds: int, folder: Path
-) -> PlannedArm:
-    """The arm made of those settings of a study; its first seeds are those that the study has, then new ones.
-
-    `folder` is the comparison's.
-    """
-    known = list(study.plan.seeds)
-    fresh = (seed for seed in range(max(known) + 1, max(known) + 1 + num_seeds))
-    seeds = [*known, *fresh][:num_seeds]
-    suffixes = dict.fromkeys(run.suffix for run in study.runs() if run.setting in settings)
-    return PlannedArm(name, os.path.relpath(study.path, folder), tuple(suffixes), tuple(seeds))
 
 
 class PlannedComparison:
@@ -174,8 +137,6 @@ class PlannedComparison:
         self.folder, self.plan = folder, plan
         self.interrupted_by: signal.Signals | None = None
         """The signal that stopped it; all its runs are saved."""
-        self._check: Callable[[], None] = lambda: None
-        """Raises if another process drives the comparison."""
 
     @classmethod
     def open(cls, folder: Path) -> PlannedComparison | None:
@@ -188,7 +149,8 @@ class PlannedComparison:
 
     def begin(self) -> None:
         """Store the plan; one that another process stored a moment ago must be the same."""
-        if not freeze(self.folder / PLAN_FILE, sign(dump_yaml(self.plan.values()))):
+        values = json.loads(json.dumps(asdict(self.plan)))
+        if not freeze(self.folder / PLAN_FILE, sign(dump_yaml(values))):
             stored = self.open(self.folder)
             assert stored is not None
             stored.refuse_changed(self.plan.options)
@@ -211,62 +173,50 @@ class PlannedComparison:
     def run(
         self,
         launch: Callable[[Path], Launcher],
-        named_code: Sequence[str] = (),
-        on_look: Callable[[int, Comparison], None] = lambda look, comparison: None,
+        named_code: Sequence[str],
+        on_look: Callable[[int, Comparison], None],
     ) -> tuple[int, Comparison] | None:
         """Train and judge one look after the other until one decides; None if a signal stopped it.
 
         `launch` makes the launcher for a folder of studies; `named_code` is code that the user has named, so that the
         runs of the studies may import it.
         """
-        with self._driven():
+        recorded = self.recorded()
+        is_over = len(recorded) == self.plan.looks or any(
+            line.get("verdict") != Verdict.UNDECIDED.value for line in recorded
+        )
+        alone = contextlib.nullcontext() if is_over else driven_alone(self.folder, "comparison")
+        with alone as lease:
             for look in range(1, self.plan.looks + 1):
                 if look > len(self.recorded()):
-                    driver = self._train(look, launch, named_code)
-                    if driver is not None:
-                        self.interrupted_by = driver.interrupted_by
-                        return None
-                comparison = self.look(look)
+                    for study in dict.fromkeys(arm.study for arm in self.plan.arms):
+                        self.interrupted_by = self._train(study, look, launch, named_code)
+                        if self.interrupted_by is not None:
+                            return None
+                comparison = self.look(look, lease)
                 on_look(look, comparison)
-                if is_decided(comparison):
+                if comparison.is_decided:
                     break
         return look, comparison
 
-    @contextlib.contextmanager
-    def _driven(self) -> Iterator[None]:
-        """Be the only process that drives it; nothing happens if there is nothing left to do."""
-        lines = self.recorded()
-        if len(lines) == self.plan.looks or (
-            lines and lines[-1].get("verdict") != Verdict.UNDECIDED.value
-        ):
-            yield
-            return
-        with driven_alone(self.folder, "comparison") as lease:
-            self._check = lease.check
-            yield
-
     def _train(
-        self, look: int, launch: Callable[[Path], Launcher], named_code: Sequence[str]
-    ) -> Driver | None:
-        """Train what is not finished of a look; returns the driver that a signal interrupted, if one was."""
-        arms: dict[Path, list[PlannedArm]] = {}
-        for arm in (self.plan.a, self.plan.b):
-            arms.setdefault(self.study_of(arm).path, []).append(arm)
-        for members in arms.values():
-            study = self.study_of(members[0])
-            seeds = [seed for arm in members for seed in self.plan.seeds_of(arm, look)]
-            new = [seed for seed in dict.fromkeys(seeds) if seed not in study.plan.seeds]
-            study = study.with_seeds(new)
-
-            def is_of_look(run: PlannedRun, members: list[PlannedArm] = members) -> bool:
-                return any(arm.owns(run, self.plan.seeds_of(arm, look)) for arm in members)
-
-            if not all(_is_done(run) for run in study.runs() if is_of_look(run)):
-                study.refuse_unnamed_code(named_code)
-                driver = study.drive(launch(study.path.parent), extend=bool(new), only=is_of_look)
-                if driver.interrupted_by is not None:
-                    return driver
-        return None
+        self, place: str, look: int, launch: Callable[[Path], Launcher], named_code: Sequence[str]
+    ) -> signal.Signals | None:
+        """Train what is not finished of a look in one study; returns the signal that interrupted it, if one did."""
+        arms = [arm for arm in self.plan.arms if arm.study == place]
+        before = self.study_of(arms[0])
+        study = before.with_seeds([seed for arm in arms for seed in self._seeds(arm, look)])
+        runs = [run for arm in arms for run in self._runs(arm, study, look)]
+        if all(is_run_folder(run.run_dir) and is_complete(read_run(run.run_dir)) for run in runs):
+            return None
+        study.refuse_unnamed_code(named_code)
+        folders = {run.run_dir for run in runs}
+        driver = study.drive(
+            launch(study.path.parent),
+            extend=study.plan.seeds != before.plan.seeds,
+            only=lambda run: run.run_dir in folders,
+        )
+        return driver.interrupted_by
 
     def recorded(self) -> list[dict[str, Any]]:
         """The looks so far, up to the first line that cannot be read: it and those after it are recorded again."""
@@ -277,107 +227,91 @@ class PlannedComparison:
             found.append(line)
         return found
 
-    def arm_at(self, arm: PlannedArm, look: int) -> RunGroup:
-        """The runs of an arm that are new at a look."""
-        seeds = self.plan.seeds_of(arm, look)
-        study = self.study_of(arm)
-        runs = [run for run in study.runs() if arm.owns(run, seeds)]
-        begun = tuple(RunRecord(run.run_dir) for run in runs if is_run_folder(run.run_dir))
-        missing = tuple(run.label for run in runs if not is_run_folder(run.run_dir))
-        return RunGroup(arm.name, begun, study.path, missing=missing)
-
     def study_of(self, arm: PlannedArm) -> Study:
-        """The study of an arm."""
+        """The study of an arm, as it is in its folder."""
         return Study.open(os.path.normpath(self.folder / arm.study))
 
-    def look(self, number: int) -> Comparison:
-        """Compare at a look, with all runs up to it, and record it.
+    def _seeds(self, arm: PlannedArm, look: int) -> Sequence[int]:
+        """The seeds that are new at a look; looks count from 1."""
+        count = self.plan.seeds_per_look
+        return arm.seeds[(look - 1) * count : look * count]
 
-        The scores of an earlier look must still be what was recorded.
+    def _runs(self, arm: PlannedArm, study: Study, look: int) -> list[PlannedRun]:
+        """The runs of an arm, in its study, that are new at a look."""
+        seeds = self._seeds(arm, look)
+        return [
+            run for run in study.runs() if run.suffix in arm.suffixes and run.config.seed in seeds
+        ]
+
+    def groups_at(self, look: int) -> list[RunGroup]:
+        """The runs of both arms that are new at a look, as far as they have begun."""
+        groups = []
+        for arm in self.plan.arms:
+            study = self.study_of(arm)
+            groups.append(RunGroup.planned(arm.name, self._runs(arm, study, look), study.path))
+        return groups
+
+    def look(self, number: int, lease: Lease | None = None) -> Comparison:
+        """Compare at a look, with all runs up to it, and record it; `lease` is the right to drive the comparison.
+
+        The scores of an earlier look must still be what was recorded. A failed run gets the worst score so far.
         """
+        plan, known = self.plan, self.recorded()
         tables: list[ScoreTable] = []
         for look in range(1, number + 1):
-            tables.append(self._table(look, tables))
-        known = self.recorded()
-        for look, (table, line) in enumerate(zip(tables, known, strict=False), 1):
-            _refuse_changed_scores(look, table, line)
+            table = score_arms(self.groups_at(look), plan.rule, tables)
+            if dict(table.budgets) != dict(plan.budgets):
+                raise ConfigError(
+                    f"the runs have {dict(table.budgets)} steps, the frozen plan {dict(plan.budgets)}"
+                )
+            if look <= len(known):
+                _refuse_changed_scores(look, table, known[look - 1])
+            tables.append(table)
         blocks = [(table.arms[0].values, table.arms[1].values) for table in tables]
-        generator = np.random.default_rng(self.plan.permutation_seed)
-        result = sequential_test(blocks, self.plan.looks, generator, alpha=self.plan.alpha)
+        generator = np.random.default_rng(plan.permutation_seed)
+        result = sequential_test(blocks, plan.looks, generator, alpha=plan.alpha)
         judgement = Judgement(
             result.difference, result.interval, result.p_value, result.decided_at is not None
         )
-        comparison = judge(
-            _joined(tables),
-            self.plan.rule,
-            judgement,
-            generator,
-            alpha=self.plan.alpha,
-            margin=self.plan.margin,
-        )
-        self._record(tables, number, comparison)
+        comparison = judge(_joined(tables), judgement, generator, plan.alpha, plan.margin)
+        if number > len(known):
+            if lease is not None:
+                lease.check()
+            self._record([*known, _record_of(number, table, comparison)])
         return comparison
 
-    def _table(self, look: int, before: Sequence[ScoreTable]) -> ScoreTable:
-        """The scores of the runs that are new at a look; the score of a failed run is the worst so far."""
-        earlier = {
-            task: [score for table in before for score in (table.observed or {})[task]]
-            for task in self.plan.budgets
-        }
-        table = score_arms(
-            [self.arm_at(arm, look) for arm in (self.plan.a, self.plan.b)], self.plan.rule, earlier
-        )
-        if dict(table.budgets) != dict(self.plan.budgets):
-            raise ConfigError(
-                f"the runs have {dict(table.budgets)} steps, the frozen plan {dict(self.plan.budgets)}"
-            )
-        return table
-
-    def _record(self, tables: Sequence[ScoreTable], number: int, comparison: Comparison) -> None:
-        """Record a look, unless it is recorded already."""
-        known = self.recorded()
-        if len(known) >= number:
-            return
-        self._check()
-        result = comparison.as_dict()
-        line = {
-            "look": number,
-            "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "scores": {"a": tables[-1].arms[0].runs, "b": tables[-1].arms[1].runs},
-            **{key: result[key] for key in ("verdict", "difference", "interval", "p_value")},
-        }
+    def _record(self, lines: Sequence[Mapping[str, Any]]) -> None:
         path = self.folder / LOOKS_FILE
         with translate_write_errors(path):
-            replace_synced(
-                path, "".join(json.dumps(item) + "\n" for item in [*known, line]).encode()
-            )
+            replace_synced(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
-def is_decided(comparison: Comparison) -> bool:
-    """Whether no further look is needed."""
-    return comparison.verdict is not Verdict.UNDECIDED
+def _record_of(look: int, table: ScoreTable, comparison: Comparison) -> dict[str, Any]:
+    """The line of a look: the scores of its new runs, and the result of all so far."""
+    result = comparison.as_dict()
+    return {
+        "look": look,
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "scores": {"a": table.arms[0].runs, "b": table.arms[1].runs},
+        **{key: result[key] for key in ("verdict", "difference", "interval", "p_value")},
+    }
 
 
 def _joined(tables: Sequence[ScoreTable]) -> ScoreTable:
     """The tables of several looks as one."""
     arms = []
-    for index, arm in enumerate(tables[0].arms):
+    for parts in zip(*(table.arms for table in tables), strict=True):
         by_task = {
-            task: {
-                name: score
-                for table in tables
-                for name, score in table.arms[index].by_task[task].items()
-            }
-            for task in arm.by_task
+            task: dict(chain.from_iterable(part.by_task[task].items() for part in parts))
+            for task in parts[0].by_task
         }
-        arms.append(ArmScores(arm.name, by_task))
-    steps = {task: [table.steps[task] for table in tables] for task in tables[0].steps}
-    ends = {
-        task: (min(first for first, _ in of_task), max(last for _, last in of_task))
-        for task, of_task in steps.items()
-    }
+        arms.append(ArmScores(parts[0].name, by_task))
+    steps = {}
+    for task in tables[0].steps:
+        firsts, lasts = zip(*(table.steps[task] for table in tables), strict=True)
+        steps[task] = (min(firsts), max(lasts))
     notes = dict.fromkeys(note for table in tables for note in table.notes)
-    return replace(tables[0], arms=tuple(arms), steps=ends, notes=tuple(notes))
+    return replace(tables[0], arms=tuple(arms), steps=steps, notes=tuple(notes))
 
 
 def _refuse_changed_scores(look: int, table: ScoreTable, line: Mapping[str, Any]) -> None:
@@ -402,13 +336,35 @@ class StudyArm:
 
     name: str
     study: Study
-    settings: tuple[str, ...]
+    settings: Sequence[str]
     """Labels of the settings, one for each environment."""
 
+    @property
+    def runs(self) -> list[PlannedRun]:
+        """Its runs so far."""
+        return [run for run in self.study.runs() if run.setting in self.settings]
+
+    @property
+    def suffixes(self) -> list[str]:
+        """Ends of the run folders' names, one for each setting."""
+        return list(dict.fromkeys(run.suffix for run in self.runs))
+
+    @property
     def budgets(self) -> dict[str, int]:
         """total_timesteps of each environment."""
-        runs = [run for run in self.study.runs() if run.setting in self.settings]
-        return {run.config.env_id or "offline": run.config.total_timesteps for run in runs}
+        return {run.config.env_id or "offline": run.config.total_timesteps for run in self.runs}
+
+    @property
+    def group(self) -> RunGroup:
+        """The arm without its runs, which names the comparison's folder."""
+        setting = self.settings[0] if len(self.settings) == 1 else self.name
+        return RunGroup(self.name, (), self.study.path, setting)
+
+    def planned(self, num_seeds: int, folder: Path) -> PlannedArm:
+        """Its plan in the comparison's `folder`: the seeds that the study has come first, then new ones."""
+        known = self.study.plan.seeds
+        seeds = [*known, *range(max(known) + 1, max(known) + 1 + num_seeds)][:num_seeds]
+        return PlannedArm(self.name, os.path.relpath(self.study.path, folder), self.suffixes, seeds)
 
 
 def plan_comparison(
@@ -419,50 +375,50 @@ def plan_comparison(
     Raises a `ConfigError` if `given` differs from a frozen plan.
     """
     found = [find_study_arm(word) for word in words]
-    if found[0].name == found[1].name:
-        raise ConfigError(
-            f"both arms are called '{found[0].name}': fork one of the studies under another name"
-        )
-    arms = [
-        RunGroup(
-            arm.name, (), arm.study.path, arm.settings[0] if len(arm.settings) == 1 else arm.name
-        )
-        for arm in found
-    ]
-    folder = folder_of(arms, words, name, is_planned=True)
-    budgets = [arm.budgets() for arm in found]
-    if budgets[0] != budgets[1]:
-        texts = [
-            f"'{arm.name}' has {', '.join(f'{steps:,} steps of {task}' for task, steps in budget.items())}"
-            for arm, budget in zip(found, budgets, strict=True)
-        ]
-        raise ConfigError(
-            f"{' and '.join(texts)}: plan studies of the same environments and total_timesteps"
-        )
-    mirrored = folder if name else folder_of(arms[::-1], words[::-1], is_planned=True)
+    _refuse_incomparable(found)
+    groups = [arm.group for arm in found]
+    folder = folder_of(groups, words, name, is_planned=True)
+    mirrored = folder if name else folder_of(groups[::-1], words[::-1], is_planned=True)
     known = PlannedComparison.open(folder) or PlannedComparison.open(mirrored)
     if known is not None:
         _refuse_other_arms(known, found)
         known.refuse_changed(given)
         return known
     rule = ScoreRule(**{key: value for key, value in given.items() if key in RULE_OPTIONS})
-    rest = {"looks": LOOKS, "seeds_per_look": SEEDS_PER_LOOK}
-    rest |= {key: value for key, value in given.items() if key not in RULE_OPTIONS}
-    num_seeds = rest["looks"] * rest["seeds_per_look"]
-    a, b = (plan_arm(arm.name, arm.study, arm.settings, num_seeds, folder) for arm in found)
-    planned = PlannedComparison(folder, LookPlan(a, b, rule, budgets[0], **rest))
+    rest = {key: value for key, value in given.items() if key not in RULE_OPTIONS}
+    num_seeds = rest.get("looks", LOOKS) * rest.get("seeds_per_look", SEEDS_PER_LOOK)
+    a, b = (arm.planned(num_seeds, folder) for arm in found)
+    planned = PlannedComparison(folder, LookPlan(a, b, rule, found[0].budgets, **rest))
     for arm in found:
         arm.study.begin()
-    _check_metric(planned)
+    for group in planned.groups_at(1):
+        for run in group.runs:
+            if is_complete(run.info):
+                complete_curve(run, rule.metric)  # refuses a metric that it does not have
     planned.begin()
     return planned
+
+
+def _refuse_incomparable(arms: Sequence[StudyArm]) -> None:
+    if arms[0].name == arms[1].name:
+        raise ConfigError(
+            f"both arms are called '{arms[0].name}': fork one of the studies under another name"
+        )
+    if arms[0].budgets != arms[1].budgets:
+        texts = []
+        for arm in arms:
+            steps = [f"{steps:,} steps of {task}" for task, steps in arm.budgets.items()]
+            texts.append(f"'{arm.name}' has {', '.join(steps)}")
+        raise ConfigError(
+            f"{' and '.join(texts)}: plan studies of the same environments and total_timesteps"
+        )
 
 
 def find_study_arm(word: str) -> StudyArm:
     """The arm that a word means: a study, settings of one, or a study file, which may not have begun yet."""
     if is_file(Path(word)):
         study = _begun(Study.from_file(word))
-        settings = tuple(dict.fromkeys(run.setting for run in study.runs()))
+        settings = list(dict.fromkeys(run.setting for run in study.runs()))
         if len({run.config.env_id for run in study.runs()}) < len(settings):
             names = ", ".join(f"'{study.path}:{setting}'" for setting in settings[:6])
             raise ConfigError(
@@ -475,9 +431,7 @@ def find_study_arm(word: str) -> StudyArm:
             f"--until-decided trains further seeds of studies, and '{word}' is none: name a study"
         )
     name = groups[0].name if len(groups) == 1 else Path(word).name
-    return StudyArm(
-        name, Study.open(groups[0].study), tuple(group.setting or "" for group in groups)
-    )
+    return StudyArm(name, Study.open(groups[0].study), [group.setting or "" for group in groups])
 
 
 def _begun(study: Study) -> Study:
@@ -491,23 +445,10 @@ def _begun(study: Study) -> Study:
 
 
 def _refuse_other_arms(known: PlannedComparison, found: Sequence[StudyArm]) -> None:
-    for planned, arm in zip((known.plan.a, known.plan.b), found, strict=True):
-        suffixes = {run.suffix for run in arm.study.runs() if run.setting in arm.settings}
+    for planned, arm in zip(known.plan.arms, found, strict=True):
         is_same_study = known.study_of(planned).path.resolve() == arm.study.path.resolve()
-        if not is_same_study or suffixes != {*planned.suffixes}:
+        if not is_same_study or {*arm.suffixes} != {*planned.suffixes}:
             raise ConfigError(
                 f"the plan in '{known.folder}' compares '{known.plan.a.name}' with '{known.plan.b.name}', in this"
                 " order: name these, or begin another comparison with --name NAME"
             )
-
-
-def _check_metric(planned: PlannedComparison) -> None:
-    """Raise a `ConfigError` for a metric that the finished runs of the first look do not have."""
-    for arm in (planned.plan.a, planned.plan.b):
-        for run in planned.arm_at(arm, 1).runs:
-            if is_complete(run.info):
-                complete_curve(run, planned.plan.rule.metric)
-
-
-def _is_done(run: PlannedRun) -> bool:
-    return is_run_folder(run.run_dir) and is_complete(read_run(run.run_dir))

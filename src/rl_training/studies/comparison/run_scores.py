@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Literal, get_args
 
 from rl_training.errors import ConfigError
@@ -20,12 +20,6 @@ Mode = Literal["max", "min"]
 FailedRuns = Literal["refuse", "worst"]
 NEAREST = 0.9
 """A run with a larger budget needs an evaluation at or after this fraction of the common budget."""
-BIASED = {
-    "best": "`best` is a maximum over the evaluations of each run: it is biased upwards, more so for noisy runs and for"
-    " frequent evaluations",
-}
-"""Why a measure is biased, by its name."""
-Curve = tuple[Sequence[int], Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -54,6 +48,9 @@ class ScoreRule:
         }
         end = ", smaller is better" if self.mode == "min" else ""
         return f"{self.metric} {names[self.measure]}{end}"
+
+
+RULE_OPTIONS = tuple(field.name for field in fields(ScoreRule))
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ def score_run(run: RunRecord, rule: ScoreRule, budget: int, limit: int) -> RunSc
     return RunScore(value, steps[-1])
 
 
-def complete_curve(run: RunRecord, metric: str) -> Curve:
+def complete_curve(run: RunRecord, metric: str) -> tuple[list[int], list[float]]:
     """Steps and values of a metric; a `ConfigError` if the file is damaged or ends before the run did."""
     if run.damage is not None:
         raise ConfigError(
@@ -102,24 +99,19 @@ def complete_curve(run: RunRecord, metric: str) -> Curve:
         )
     steps, values = run.curve(metric)
     if not steps:
-        known = sorted(
-            (name for name in run.curves if name != "gradient_steps"), key=_evaluations_first
-        )
-        hint = suggest(
-            metric, known, f"it has {', '.join(known[:8])}" if known else "it has no metrics"
-        )
+        known = [name for name in run.curves if name != "gradient_steps"]
+        known.sort(key=lambda name: (not name.startswith("eval_"), name))
+        has = f"it has {', '.join(known[:8])}" if known else "it has no metrics"
+        hint = suggest(metric, known, has)
         raise ConfigError(f"run '{run.run_dir}' never logged '{metric}'{hint}")
-    evaluated = (
-        last_line(run.run_dir / "evaluations.jsonl").get("global_step")
-        if metric.startswith("eval_")
-        else None
-    )
-    end = evaluated if isinstance(evaluated, int) else run.info.step
-    if metric.startswith("eval_") and steps[-1] != end:
-        raise ConfigError(
-            f"run '{run.run_dir}' was last evaluated at step {end:,}, and its metrics.jsonl has {metric} up to step"
-            f" {steps[-1]:,} only: restore the file, or train the run again"
-        )
+    if metric.startswith("eval_"):
+        evaluated = last_line(run.run_dir / "evaluations.jsonl").get("global_step")
+        end = evaluated if isinstance(evaluated, int) else run.info.step
+        if steps[-1] != end:
+            raise ConfigError(
+                f"run '{run.run_dir}' was last evaluated at step {end:,}, and its metrics.jsonl has {metric} up to"
+                f" step {steps[-1]:,} only: restore the file, or train the run again"
+            )
     if not all(map(math.isfinite, values)):
         raise ConfigError(f"run '{run.run_dir}' has a {metric} that is not finite: it has no score")
     return steps, values
@@ -134,14 +126,12 @@ def mean_over_steps(steps: Sequence[int], values: Sequence[float], budget: int) 
     corners = [0, *steps, max(budget, steps[-1])]
     heights = [values[0], *values, values[-1]]
     areas = [
-        (corners[index + 1] - corners[index]) * (heights[index] + heights[index + 1]) / 2
-        for index in range(len(corners) - 1)
+        (step - before) * (value + height) / 2
+        for (before, step), (height, value) in zip(
+            pairwise(corners), pairwise(heights), strict=True
+        )
     ]
     return sum(areas) / corners[-1] if corners[-1] else values[-1]
-
-
-def _evaluations_first(name: str) -> tuple[bool, str]:
-    return not name.startswith("eval_"), name
 
 
 @dataclass(frozen=True)
@@ -165,74 +155,71 @@ class ArmScores:
 
 @dataclass(frozen=True)
 class ScoreTable:
-    """The scores of all arms, the budget of each task, and what a reader has to know about them."""
+    """The scores of all arms by one rule, the budget of each task, and what to know before believing the scores."""
 
+    rule: ScoreRule
     arms: tuple[ArmScores, ...]
     budgets: Mapping[str, int]
     """Steps that the runs of a task were planned for."""
-    steps: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    steps: Mapping[str, tuple[int, int]]
     """First and last of the steps at which the runs of a task were scored: a rollout may end after the budget."""
-    notes: tuple[str, ...] = ()
-    unit: str = "steps"
+    notes: tuple[str, ...]
+    unit: str
     """What the budgets count: `steps`, or `updates` of offline runs."""
-    observed: Mapping[str, Sequence[float]] | None = None
-    """Scores of each task without failed runs."""
+
+
+Scored = Mapping[RunRecord, RunScore]
+"""The runs that did not fail, in the order of the arms."""
 
 
 def score_arms(
-    arms: Sequence[RunGroup], rule: ScoreRule, earlier: Mapping[str, Sequence[float]] | None = None
+    arms: Sequence[RunGroup], rule: ScoreRule, earlier: Sequence[ScoreTable] = ()
 ) -> ScoreTable:
     """The scores of all runs of all arms.
 
-    A failed run gets the worst score of these runs and of the `earlier` scores of its task. Raises a `ConfigError` for
-    a run that is not complete, for one that failed (unless it counts as the worst), and for arms that cannot be
-    compared: none is left out silently.
+    A failed run gets the worst score of its task, `earlier` scores included. Raises a `ConfigError` for a run that is
+    not complete, for one that failed (unless it counts as the worst), and for arms that cannot be compared: none is
+    left out silently.
     """
     _refuse_incomparable(arms)
-    failed = _failed_runs(arms, rule)
     runs = [run for arm in arms for run in arm.runs]
-    tasks = sorted({_task(run) for run in runs})
-    budgets = {task: min(budget_of(run) for run in runs if _task(run) == task) for task in tasks}
-    scored = _score_runs([run for run in runs if run.run_dir not in failed], rule, budgets)
-    observed = {task: [score.value for score in _of_task(task, runs, scored)] for task in tasks}
-    known = {task: [*observed[task], *(earlier or {}).get(task, ())] for task in tasks}
-    worst = {task: _worst(task, known[task], rule) for task in tasks} if failed else {}
+    whole = [run for run in runs if not _counts_as_worst(run, rule)]
+    tasks = sorted({run.task for run in runs})
+    budgets = {task: min(budget_of(run) for run in runs if run.task == task) for task in tasks}
+    scored = _score_runs(whole, rule, budgets)
+    values = {run: score.value for run, score in scored.items()}
+    for run in runs:
+        if run not in scored:
+            values[run] = _worst(run.task, scored, rule, earlier)
     found = []
     for arm in arms:
         by_task: dict[str, dict[str, float]] = {task: {} for task in tasks}
         for label, run in label_runs(arm.runs).items():
-            task = _task(run)
-            by_task[task][label] = (
-                worst[task] if run.run_dir in failed else scored[run.run_dir].value
-            )
+            by_task[run.task][label] = values[run]
         found.append(ArmScores(arm.name, by_task))
-    unit = "updates" if all(map(_counts_updates, runs)) else "steps"
-    reached = {
-        task: [score.step for score in _of_task(task, runs, scored)] or [budgets[task]]
-        for task in tasks
-    }
-    steps = {task: (min(found_steps), max(found_steps)) for task, found_steps in reached.items()}
-    notes = tuple(_notes(arms, rule, budgets, failed, scored))
-    return ScoreTable(tuple(found), budgets, steps, notes, unit, observed)
+    reached = {task: _steps(task, runs, scored) or [budgets[task]] for task in tasks}
+    return ScoreTable(
+        rule,
+        tuple(found),
+        budgets,
+        {task: (steps[0], steps[-1]) for task, steps in reached.items()},
+        tuple(_notes(arms, rule, budgets, scored)),
+        "updates" if all(map(_counts_updates, runs)) else "steps",
+    )
 
 
-def _score_runs(
-    runs: Sequence[RunRecord], rule: ScoreRule, budgets: Mapping[str, int]
-) -> dict[Path, RunScore]:
+def _score_runs(runs: Sequence[RunRecord], rule: ScoreRule, budgets: Mapping[str, int]) -> Scored:
     """Score every run at the common budget; longer runs are cut where the last of the others ended."""
     limits = dict(budgets)
     for run in runs:
-        if budget_of(run) == budgets[_task(run)]:
-            limits[_task(run)] = max(limits[_task(run)], complete_curve(run, rule.metric)[0][-1])
-    return {
-        run.run_dir: score_run(run, rule, budgets[_task(run)], limits[_task(run)]) for run in runs
-    }
+        if budget_of(run) == budgets[run.task]:
+            limits[run.task] = max(limits[run.task], complete_curve(run, rule.metric)[0][-1])
+    return {run: score_run(run, rule, budgets[run.task], limits[run.task]) for run in runs}
 
 
-def _of_task(
-    task: str, runs: Sequence[RunRecord], scored: Mapping[Path, RunScore]
-) -> list[RunScore]:
-    return [scored[run.run_dir] for run in runs if run.run_dir in scored and _task(run) == task]
+def _steps(task: str, runs: Sequence[RunRecord], scored: Scored) -> list[int]:
+    """The steps at which runs of a task were scored, in ascending order."""
+    return sorted({scored[run].step for run in runs if run.task == task and run in scored})
 
 
 def label_runs(runs: Sequence[RunRecord]) -> dict[str, RunRecord]:
@@ -248,10 +235,6 @@ def _counts_updates(run: RunRecord) -> bool:
     return learns_offline(run.info.algo or "") and not is_online_later
 
 
-def _task(run: RunRecord) -> str:
-    return run.info.env_id or "offline"
-
-
 def _refuse_incomparable(arms: Sequence[RunGroup]) -> None:
     names = [run.run_dir.resolve() for arm in arms for run in arm.runs]
     twice = next((path for path in names if names.count(path) > 1), None)
@@ -265,7 +248,7 @@ def _refuse_incomparable(arms: Sequence[RunGroup]) -> None:
                 f"'{arm.name}' has runs that were never started: {_listed(arm.missing)}; train them first"
                 f" (`rl-training study run {arm.study}`)"
             )
-    tasks = [{_task(run) for run in arm.runs} for arm in arms]
+    tasks = [{run.task for run in arm.runs} for arm in arms]
     for arm, other in zip(arms, tasks, strict=True):
         if other != tasks[0]:
             raise ConfigError(
@@ -274,75 +257,68 @@ def _refuse_incomparable(arms: Sequence[RunGroup]) -> None:
             )
 
 
-def _failed_runs(arms: Sequence[RunGroup], rule: ScoreRule) -> set[Path]:
-    """Folders of the failed runs that count as the worst; raises a `ConfigError` for any other incomplete run."""
-    failed: set[Path] = set()
-    for arm in arms:
-        for run in arm.runs:
-            if is_complete(run.info):
-                continue
-            if run.info.state != "failed":
-                raise ConfigError(
-                    f"run '{run.run_dir}' is not finished ({run.info.state} at step {run.info.step:,}): finish it first"
-                    f" (`rl-training resume {run.run_dir}`), or leave it out by naming the others"
-                )
-            if rule.failed == "refuse":
-                raise ConfigError(
-                    f"run '{run.run_dir}' failed ({(run.info.reason or 'no reason given').splitlines()[0]}): give"
-                    " --failed worst to count failed runs as the worst score, or mend and resume it"
-                )
-            failed.add(run.run_dir)
-    return failed
+def _counts_as_worst(run: RunRecord, rule: ScoreRule) -> bool:
+    """Whether a run failed and counts as the worst; raises a `ConfigError` for any other incomplete run."""
+    if is_complete(run.info):
+        return False
+    if run.info.state != "failed":
+        raise ConfigError(
+            f"run '{run.run_dir}' is not finished ({run.info.state} at step {run.info.step:,}): finish it first"
+            f" (`rl-training resume {run.run_dir}`), or leave it out by naming the others"
+        )
+    if rule.failed == "refuse":
+        raise ConfigError(
+            f"run '{run.run_dir}' failed ({(run.info.reason or 'no reason given').splitlines()[0]}): give"
+            " --failed worst to count failed runs as the worst score, or mend and resume it"
+        )
+    return True
 
 
-def _worst(task: str, scores: Sequence[float], rule: ScoreRule) -> float:
-    if not scores:
+def _worst(task: str, scored: Scored, rule: ScoreRule, earlier: Sequence[ScoreTable]) -> float:
+    """The worst score of a task."""
+    known = [score.value for run, score in scored.items() if run.task == task]
+    for table in earlier:
+        known += [score for arm in table.arms for score in arm.values.get(task, ())]
+    if not known:
         raise ConfigError(f"every run on {task} failed: there is no score to compare")
-    return min(scores) if rule.mode == "max" else max(scores)
+    return min(known) if rule.mode == "max" else max(known)
 
 
 def _notes(
-    arms: Sequence[RunGroup],
-    rule: ScoreRule,
-    budgets: Mapping[str, int],
-    failed: set[Path],
-    scored: Mapping[Path, RunScore],
+    arms: Sequence[RunGroup], rule: ScoreRule, budgets: Mapping[str, int], scored: Scored
 ) -> Iterator[str]:
     """What a reader has to know before believing the scores."""
-    if rule.measure in BIASED:
-        yield BIASED[rule.measure]
+    if rule.measure == "best":
+        yield (
+            "`best` is a maximum over the evaluations of each run: it is biased upwards, more so for noisy runs and for"
+            " frequent evaluations"
+        )
     for arm in arms:
-        yield from _notes_of_arm(arm, budgets, failed, scored)
+        yield from _notes_of_arm(arm, budgets, scored)
     for task in budgets:
-        steps = {
-            arm.name: sorted({score.step for score in _of_task(task, arm.runs, scored)})
-            for arm in arms
-        }
+        steps = {arm.name: _steps(task, arm.runs, scored) for arm in arms}
         if len({tuple(found) for found in steps.values() if found}) > 1:
             texts = [f"{name} at step {_range(found)}" for name, found in steps.items() if found]
             yield f"the last evaluations that count on {task}: {', '.join(texts)}"
     for key in ("env_kwargs", "eval_episodes"):
-        values = {arm.name: {repr(run.settings.get(key)) for run in arm.runs} for arm in arms}
-        if len(set(map(frozenset, values.values()))) > 1:
+        values = {frozenset(repr(run.settings.get(key)) for run in arm.runs) for arm in arms}
+        if len(values) > 1:
             yield f"the arms differ in {key}: their scores may not mean the same"
 
 
-def _notes_of_arm(
-    arm: RunGroup, budgets: Mapping[str, int], failed: set[Path], scored: Mapping[Path, RunScore]
-) -> Iterator[str]:
-    bad = [run.run_dir.name for run in arm.runs if run.run_dir in failed]
+def _notes_of_arm(arm: RunGroup, budgets: Mapping[str, int], scored: Scored) -> Iterator[str]:
+    bad = [run.run_dir.name for run in arm.runs if run not in scored]
     if len(bad) == len(arm.runs):
         yield f"all runs of {arm.name} failed and count as the worst score"
     elif bad:
         yield f"{arm.name}: {_listed(bad)} failed and count as the worst score"
-    longer = sorted({budget_of(run) for run in arm.runs if budget_of(run) > budgets[_task(run)]})
+    longer = sorted({budget_of(run) for run in arm.runs if budget_of(run) > budgets[run.task]})
     if longer:
-        budget = min(budgets.values())
         yield (
-            f"{arm.name} was planned for {longer[0]:,} steps and is scored at {budget:,}: its schedules were stretched"
-            " over the longer run"
+            f"{arm.name} was planned for {longer[0]:,} steps and is scored at {min(budgets.values()):,}: its schedules"
+            " were stretched over the longer run"
         )
-    early = [run for run in arm.runs if run.info.state == "stopped" and run.run_dir in scored]
+    early = [run for run in arm.runs if run.info.state == "stopped" and run in scored]
     if early:
         yield (
             f"{arm.name}: {len(early)} of {len(arm.runs)} runs stopped early by their own rule; the evaluation that"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -69,14 +70,18 @@ class Comparison:
     """Two arms, compared."""
 
     table: ScoreTable
-    rule: ScoreRule
     judgement: Judgement
     prob_a_beats_b: float
     prob_interval: tuple[float, float]
-    margin: float | None
     alpha: float
+    margin: float | None
     smallest_p: float = 0.0
     """Smallest p-value that so many runs can give."""
+
+    @property
+    def rule(self) -> ScoreRule:
+        """How a run became one number."""
+        return self.table.rule
 
     @property
     def a(self) -> ArmScores:
@@ -115,9 +120,14 @@ class Comparison:
         return Verdict.A_BETTER if is_a_higher == (self.rule.mode == "max") else Verdict.B_BETTER
 
     @property
+    def is_decided(self) -> bool:
+        """Whether no further runs are needed."""
+        return self.verdict is not Verdict.UNDECIDED
+
+    @property
     def more_seeds(self) -> int | None:
         """Further runs of each arm that would decide `decided_difference` with 80 % probability; None if decided."""
-        if self.verdict is not Verdict.UNDECIDED or not self.decided_difference:
+        if self.is_decided or not self.decided_difference:
             return None
         a, b = self.a.values, self.b.values
         needed = runs_needed(a, b, self.decided_difference, alpha=self.alpha, power=POWER)
@@ -131,20 +141,19 @@ class Comparison:
     @property
     def sentence(self) -> str:
         """The verdict in words."""
-        names = f"{self.a.name} and {self.b.name}"
         if self.verdict is Verdict.A_BETTER:
             return f"{self.a.name} is better than {self.b.name}"
         if self.verdict is Verdict.B_BETTER:
             return f"{self.b.name} is better than {self.a.name}"
+        names = f"{self.a.name} and {self.b.name} are"
         if self.verdict is Verdict.EQUIVALENT:
-            return f"{names} are equal within {self.margin:g}{self.spread_unit}"
-        return f"{names} are not distinguishable: {self._advice()}"
+            return f"{names} equal within {self.margin:g}{self.spread_unit}"
+        return f"{names} not distinguishable: {self._advice()}"
 
     def _advice(self) -> str:
-        if not self.decided_difference:
-            return "the means are equal; give --margin D to ask whether the arms are equal within D"
         seeds = self.more_seeds
-        assert seeds is not None
+        if seeds is None:
+            return "the means are equal; give --margin D to ask whether the arms are equal within D"
         number = f"more than {MOST_SEEDS:,}" if seeds > MOST_SEEDS else f"about {seeds:,}"
         size = f"{self.decided_difference:.4g}{self.spread_unit}"
         advice = f"{number} more seeds each would decide a difference of {size} ({percent(POWER)})"
@@ -198,42 +207,31 @@ def check_level(alpha: float, margin: float | None) -> None:
         raise ConfigError(f"bad value {margin} for --margin: should be a positive number")
 
 
-def compare_two(
-    table: ScoreTable,
-    rule: ScoreRule,
-    generator: np.random.Generator,
-    *,
-    alpha: float = ALPHA,
-    margin: float | None = None,
-) -> Comparison:
-    """Compare two arms once, with all runs that they have."""
-    a, b = table.arms
-    _refuse_single_runs(table.arms)
-    result = compare_means(a.values, b.values, generator, alpha=alpha)
-    judgement = Judgement(
-        result.difference, result.interval, result.p_value, result.p_value <= alpha
-    )
-    return judge(
-        table, rule, judgement, generator, alpha=alpha, margin=margin, smallest_p=result.smallest_p
-    )
-
-
 def judge(
     table: ScoreTable,
-    rule: ScoreRule,
     judgement: Judgement,
     generator: np.random.Generator,
-    *,
     alpha: float,
     margin: float | None,
     smallest_p: float = 0.0,
 ) -> Comparison:
     """The comparison of two arms whose difference has been tested."""
-    first, second = table.arms if rule.mode == "max" else table.arms[::-1]
+    first, second = table.arms if table.rule.mode == "max" else table.arms[::-1]
     improvement = probability_of_improvement(first.values, second.values, generator)
     return Comparison(
-        table, rule, judgement, improvement.value, improvement.interval, margin, alpha, smallest_p
+        table, judgement, improvement.value, improvement.interval, alpha, margin, smallest_p
     )
+
+
+def compare_two(
+    table: ScoreTable, generator: np.random.Generator, alpha: float, margin: float | None
+) -> Comparison:
+    """Compare two arms once, with all runs that they have."""
+    a, b = table.arms
+    result = compare_means(a.values, b.values, generator, alpha=alpha)
+    is_rejected = result.p_value <= alpha
+    judgement = Judgement(result.difference, result.interval, result.p_value, is_rejected)
+    return judge(table, judgement, generator, alpha, margin, result.smallest_p)
 
 
 @dataclass(frozen=True)
@@ -259,52 +257,50 @@ class ManyComparisons:
         return {
             "arms": [{"name": arm.name, "scores": arm.runs} for arm in self.arms],
             "pairs": [pair.as_dict() for pair in self.pairs],
-            "measure": self.pairs[0].rule.measure,
-            "metric": self.pairs[0].rule.metric,
+            "measure": self.table.rule.measure,
+            "metric": self.table.rule.metric,
             "notes": list(self.notes),
         }
 
 
 def compare_many(
-    table: ScoreTable,
-    rule: ScoreRule,
-    generator: np.random.Generator,
-    *,
-    alpha: float = ALPHA,
-    margin: float | None = None,
+    table: ScoreTable, generator: np.random.Generator, alpha: float, margin: float | None
 ) -> ManyComparisons:
     """Compare every pair of arms; the probability of any wrong verdict `better` is at most `alpha`.
 
     The intervals of the differences are per pair, not simultaneous.
     """
-    _refuse_single_runs(table.arms)
     adjusted = step_down({arm.name: arm.values for arm in table.arms}, generator)
     pairs = []
-    for index, a in enumerate(table.arms):
-        for b in table.arms[index + 1 :]:
-            alone = compare_two(
-                replace(table, arms=(a, b), notes=()), rule, generator, alpha=alpha, margin=margin
-            )
-            result = alone.judgement
-            # Labelings of all arms outnumber the pair's, and are valid only if all arms are equal.
-            p_value = max(_of_pair(adjusted, a.name, b.name), result.p_value)
-            judgement = Judgement(result.difference, result.interval, p_value, p_value <= alpha)
-            pairs.append(replace(alone, judgement=judgement))
+    for a, b in itertools.combinations(table.arms, 2):
+        alone = compare_two(replace(table, arms=(a, b), notes=()), generator, alpha, margin)
+        # Labelings of all arms outnumber the pair's, and are valid only if all arms are equal.
+        p_value = max(adjusted[a.name, b.name], alone.judgement.p_value)
+        judgement = replace(alone.judgement, p_value=p_value, is_rejected=p_value <= alpha)
+        pairs.append(replace(alone, judgement=judgement))
     return ManyComparisons(tuple(pairs), table)
 
 
-def _of_pair(adjusted: Mapping[tuple[str, str], float], a: str, b: str) -> float:
-    return adjusted[a, b] if (a, b) in adjusted else adjusted[b, a]
-
-
-def _refuse_single_runs(arms: Sequence[ArmScores]) -> None:
-    for arm in arms:
+def compare_arms(
+    arms: Sequence[RunGroup],
+    rule: ScoreRule,
+    *,
+    alpha: float = ALPHA,
+    margin: float | None = None,
+    seed: int = 0,
+) -> Comparison | ManyComparisons:
+    """Compare arms once; `seed` is the seed of the random labelings."""
+    check_level(alpha, margin)
+    table = score_arms(arms, rule)
+    for arm in table.arms:
         for task, scores in arm.by_task.items():
             if len(scores) < 2:
                 raise ConfigError(
                     f"'{arm.name}' has one run on {task}: a comparison needs several seeds of each arm, at least 4 to"
                     " decide at 5 % (`rl-training train … --seeds 0..9`)"
                 )
+    test = compare_two if len(arms) == 2 else compare_many
+    return test(table, np.random.default_rng(seed), alpha, margin)
 
 
 COMPARISONS = "comparisons"
@@ -321,13 +317,11 @@ def find_arms(words: Sequence[str]) -> list[RunGroup]:
         raise ConfigError(
             "nothing to compare: name two studies, settings of studies, or folders of runs"
         )
-    files = [
-        word for word in words if is_file(Path(word)) and Path(word).suffix in (".yaml", ".yml")
-    ]
-    if files:
-        raise ConfigError(
-            f"'{files[0]}' is a study file: name its study, or add --until-decided, which trains it as far as needed"
-        )
+    for word in words:
+        if Path(word).suffix in (".yaml", ".yml") and is_file(Path(word)):
+            raise ConfigError(
+                f"'{word}' is a study file: name its study, or add --until-decided, which trains it as far as needed"
+            )
     if len(words) == 1:
         groups = find_groups(words)
         if len(groups) < 2:
@@ -355,11 +349,9 @@ def compare(
     An arm is a study, `STUDY:SETTING`, a folder of runs, or a pattern. `seed` is that of the random labelings, which
     are needed where there are too many to try all.
     """
-    check_level(alpha, margin)
     rule = ScoreRule(metric, measure, mode, failed)
-    table = score_arms(find_arms([str(arm) for arm in arms]), rule)
-    test = compare_two if len(table.arms) == 2 else compare_many
-    return test(table, rule, np.random.default_rng(seed), alpha=alpha, margin=margin)
+    found = find_arms([str(arm) for arm in arms])
+    return compare_arms(found, rule, alpha=alpha, margin=margin, seed=seed)
 
 
 def folder_of(
@@ -374,15 +366,14 @@ def folder_of(
         raise ConfigError(f"bad value {name!r} for --name: use letters, digits and . _ - only")
     first = arms[0]
     place = first.study or (first.runs[0].run_dir if first.runs else Path("runs") / first.name)
-    place = (
-        place.parent.parent if is_file(place.parent / PLAN_FILE) else place.parent
-    )  # not inside of a study
-    labels = [
-        _label(arm, words[index] if len(words) == len(arms) else arm.name)
-        for index, arm in enumerate(arms)
-    ]
-    text = name or _shortened("__vs__".join(labels)) + (PLANNED if is_planned else "")
-    return place / COMPARISONS / text
+    if is_file(place.parent / PLAN_FILE):  # not inside of a study
+        place = place.parent
+    if len(words) != len(arms):
+        words = [arm.name for arm in arms]
+    text = "__vs__".join(map(_label, arms, words))
+    if len(text) > LONGEST_NAME:
+        text = f"{text[:LONGEST_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return place.parent / COMPARISONS / (name or text + (PLANNED if is_planned else ""))
 
 
 def _label(arm: RunGroup, word: str) -> str:
@@ -390,12 +381,6 @@ def _label(arm: RunGroup, word: str) -> str:
     if arm.study is None:
         return safe_name(word.removeprefix("runs/").rstrip("/"))
     return safe_name(f"{arm.study.name}-{arm.setting}" if arm.setting else arm.study.name)
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= LONGEST_NAME:
-        return text
-    return f"{text[:LONGEST_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def read_result(folder: Path) -> dict[str, Any]:

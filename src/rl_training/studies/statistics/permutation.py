@@ -93,26 +93,26 @@ class ShiftedTest:
             [difference(merged(self.looks[:count])) for count in range(len(self.looks), 0, -1)]
         )
         accepted = self.accepts(np.append(estimates, 0.0))
-        inside = estimates[accepted[:-1]][:1]
+        inside = estimates[accepted[:-1]].tolist()[:1]
         if accepted[-1]:
-            inside = np.append(inside, 0.0)
-        if not inside.size:
+            inside.append(0.0)
+        if not inside:
             return self.difference, self.difference
         # Row 0 goes down from the lower start, row 1 goes up from the upper one.
-        starts, signs = np.array([inside.min(), inside.max()]), np.array([-1.0, 1.0])
-        points = starts[:, None] + signs[:, None] * self._steps()  # [2, K]
+        starts, signs = np.array([min(inside), max(inside)]), np.array([-1.0, 1.0])
+        steps = self._spread * 2.0 ** np.arange(-1, NUM_DOUBLINGS)
+        points = starts[:, None] + signs[:, None] * steps  # [2, K]
         if not accepted[-1]:  # neither end lies beyond 0
             points[points * np.sign(starts[0]) < 0] = 0.0
         low, high = self._refined(starts, points) * self.scale
         return float(low), float(high)
 
-    def _steps(self) -> Array:
-        """Growing shifts in standard deviations of all runs; several tasks are measured in these already."""
-        deviation = 1.0
-        if len(self._together) == 1:
-            deviation = float(spread(next(iter(self._together.values())).scores)[0]) or 1.0
-        steps: Array = deviation * 2.0 ** np.arange(-1, NUM_DOUBLINGS)
-        return steps
+    @property
+    def _spread(self) -> float:
+        """Standard deviation of all runs; several tasks are measured in these already."""
+        if len(self._together) > 1:
+            return 1.0
+        return float(spread(next(iter(self._together.values())).scores)[0]) or 1.0
 
     def _refined(self, starts: Array, points: Array) -> Array:
         """Bisect between the last accepted and the first rejected point of each row; the accepted side is returned."""
