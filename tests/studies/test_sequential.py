@@ -19,7 +19,7 @@ from rl_training.studies.statistics.kernel import (
     normal_stages,
     stage_p_values,
 )
-from rl_training.studies.statistics.samples import TaskRuns, pair
+from rl_training.studies.statistics.samples import TaskRuns
 
 Block = tuple[dict[str, Any], dict[str, Any]]
 NUM_COMPARISONS = 12 if TRY_ALL else 6
@@ -228,7 +228,6 @@ def test_unusable_blocks_are_refused_with_a_sentence(
 def test_a_later_look_may_add_runs_of_one_algorithm_or_of_some_tasks() -> None:
     rng = generator(2)
     first = tuple({task: rng.normal(mean, 1, 5) for task in "xy"} for mean in (2.0, 0.0))
-    assert set(pair(*first)) == {"x", "y"}
     result = sequential_test([first, ({"x": rng.normal(2, 1, 3)}, {})], 2, rng)  # type: ignore[list-item]
     assert result.look == 2
     assert result.interval[0] < result.difference < result.interval[1]

@@ -77,9 +77,7 @@ def probability_of_improvement(
     allowed = math.floor(alpha * len(distances) + 1e-9)
     reach = float(distances[allowed]) + TIE
     low, high = _superiority_interval(look, estimate, reach / _superiority_deviation(look, 0.5))
-    if (
-        abs(estimate - 0.5) <= reach
-    ):  # 0.5 is inside, and an end that is 0.5 up to the tolerance of ties is 0.5
+    if abs(estimate - 0.5) <= reach:  # an end that is 0.5 up to the tolerance of ties is 0.5
         low, high = (0.5 if abs(end - 0.5) <= 4 * TIE else end for end in (low, high))
     if _are_few(look):
         low, high = 0.0, 1.0

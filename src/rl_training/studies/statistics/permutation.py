@@ -22,19 +22,19 @@ from rl_training.studies.statistics.kernel import (
     upper_tail,
 )
 from rl_training.studies.statistics.samples import (
+    Arm,
     Array,
     Look,
     Mask,
-    Scale,
     Scores,
     TaskRuns,
     checked_arm,
+    checked_pair,
     count_labelings,
     difference,
     first_labelings,
     merged,
     num_labelings,
-    pair,
     rescaled,
     side_by_side,
     smallest_p,
@@ -182,7 +182,8 @@ def compare_means(
         raise ValueError(
             f"statistic is {statistic!r}: choose {' or '.join(map(repr, get_args(Statistic)))}"
         )
-    (look,), scale = rescaled(pair(a, b))
+    arms, scale = rescaled(checked_pair(a, b))
+    look = side_by_side(*arms)
     # `max_enumerated` bounds the enumeration; drawn labelings are fewer, since more add no precision that matters.
     labelled = first_labelings(look, max_enumerated, generator, num_drawn=num_permutations)
     test = ShiftedTest([labelled], [alpha], scale, statistic)
@@ -221,7 +222,8 @@ def runs_needed(
         raise ValueError(
             f"difference is {difference}: give the size of difference that matters to you"
         )
-    (look,), scale = rescaled(pair(scores_a, scores_b))
+    arms, scale = rescaled(checked_pair(scores_a, scores_b))
+    look = side_by_side(*arms)
     difference, unit = difference / scale, units(look)
     variances = np.array(
         [_variances(runs) / (unit[task][0] or 1.0) ** 2 for task, runs in look.items()]
@@ -306,15 +308,11 @@ def step_down(
                 f"task '{lonely}' has runs of some algorithms only: '{name}' differs; compare on tasks"
                 " that all were trained on"
             )
-    for task in tasks:
-        every = np.concatenate([scores[task] for scores in checked.values()])
-        scale = Scale.of(every, f"on task '{task}'")
-        for scores in checked.values():
-            scores[task] = scale.apply(scores[task])
-    pairs = list(itertools.combinations(checked, 2))
-    observed = {one: float(_magnitudes(checked, one)[0]) for one in pairs}
+    scaled = dict(zip(checked, rescaled(list(checked.values()))[0], strict=True))
+    pairs = list(itertools.combinations(scaled, 2))
+    observed = {one: float(_magnitudes(scaled, one)[0]) for one in pairs}
     remaining = sorted(pairs, key=lambda one: -observed[one])
-    permuted = _permuted_p_values(checked, remaining, observed, num_permutations, generator)
+    permuted = _permuted_p_values(scaled, remaining, observed, num_permutations, generator)
     tails = 2 * upper_tail(np.array([observed[one] for one in remaining]))
     guarded = np.maximum.accumulate(tails * np.arange(len(pairs), 0, -1)).clip(max=1.0)
     adjusted = dict(zip(remaining, np.maximum(permuted, guarded).tolist(), strict=True))
@@ -322,7 +320,7 @@ def step_down(
 
 
 def _permuted_p_values(
-    arms: Mapping[str, dict[str, Array]],
+    arms: Mapping[str, Arm],
     remaining: Sequence[Pair],
     observed: Mapping[Pair, float],
     count: int,
@@ -355,13 +353,13 @@ def connected(pairs: Sequence[Pair]) -> list[list[str]]:
 
 
 def _shuffled(
-    arms: Mapping[str, dict[str, Array]],
+    arms: Mapping[str, Arm],
     groups: Sequence[Sequence[str]],
     count: int,
     generator: np.random.Generator,
-) -> dict[str, dict[str, Array]]:
+) -> dict[str, Arm]:
     """Scores [count, n] of each algorithm and task after `count` permutations of runs within groups and tasks."""
-    result: dict[str, dict[str, Array]] = {name: {} for group in groups for name in group}
+    result: dict[str, Arm] = {name: {} for group in groups for name in group}
     for group, task in itertools.product(groups, next(iter(arms.values()))):
         sizes = [len(arms[name][task]) for name in group]
         pooled = np.concatenate([arms[name][task] for name in group])
@@ -371,7 +369,7 @@ def _shuffled(
     return result
 
 
-def _magnitudes(arms: Mapping[str, dict[str, Array]], pair: Pair) -> Array:
+def _magnitudes(arms: Mapping[str, Arm], pair: Pair) -> Array:
     """The magnitude of one pair's statistic in every row."""
     first, second = (arms[name] for name in pair)
     return magnitude(statistic(side_by_side(first, second), "welch"))[:, 0]

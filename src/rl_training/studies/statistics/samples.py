@@ -15,6 +15,8 @@ Indices = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
 Scores = Mapping[str, Sequence[float]]
 """Scores of one algorithm's runs by task (environment): one number for each whole training run."""
+Arm = dict[str, Array]
+"""The same, checked: tasks in the order of their names."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ Look = Mapping[str, TaskRuns]
 """The runs that one look adds, by task."""
 
 
-def checked(scores: Scores, name: str) -> dict[str, Array]:
+def checked(scores: Scores, name: str) -> Arm:
     """Scores as arrays, in the order of the tasks' names; ValueError if one is not finite."""
     if not isinstance(scores, Mapping):
         raise TypeError(
@@ -77,7 +79,7 @@ def checked(scores: Scores, name: str) -> dict[str, Array]:
     return arrays
 
 
-def checked_arm(scores: Scores, name: str) -> dict[str, Array]:
+def checked_arm(scores: Scores, name: str) -> Arm:
     """Like `checked`, with at least one task and one run on every task."""
     arrays = checked(scores, name)
     if not arrays:
@@ -90,42 +92,45 @@ def checked_arm(scores: Scores, name: str) -> dict[str, Array]:
     return arrays
 
 
-def pair(a: Scores, b: Scores) -> dict[str, TaskRuns]:
-    """Both algorithms' runs, task by task; ValueError unless both have runs on the same tasks."""
-    arms = checked_arm(a, "algorithm A"), checked_arm(b, "algorithm B")
+def checked_pair(a: Scores, b: Scores) -> list[Arm]:
+    """The scores of both algorithms, which need runs on the same tasks."""
+    arms = [checked_arm(a, "algorithm A"), checked_arm(b, "algorithm B")]
     lonely = sorted(set(arms[0]) ^ set(arms[1]))
     if lonely:
         has, lacks = ("A", "B") if lonely[0] in arms[0] else ("B", "A")
         raise ValueError(
             f"task '{lonely[0]}' has runs of {has} and none of {lacks}: compare on tasks that both were trained on"
         )
-    return side_by_side(*arms)
+    return arms
 
 
-def pair_later(a: Scores, b: Scores, tasks: Mapping[str, TaskRuns]) -> dict[str, TaskRuns]:
-    """Runs that a later look adds: on any of the `tasks` of the first look, also for one algorithm only."""
+def checked_later(a: Scores, b: Scores, tasks: Iterable[str]) -> list[Arm]:
+    """The scores that a later look adds: on any of the `tasks` of the first look, also for one algorithm only."""
     arms = [checked(a, "algorithm A"), checked(b, "algorithm B")]
-    for arm in arms:
-        unknown = sorted(set(arm) - set(tasks))
-        if unknown:
-            raise ValueError(
-                f"task '{unknown[0]}' is new at a later look: every task needs runs at the first look"
-            )
-    every = [{task: arm.get(task, np.empty(0)) for task in tasks} for arm in arms]
-    look = {task: runs for task, runs in side_by_side(*every).items() if runs.scores.size}
-    if not look:
+    unknown = sorted({*arms[0], *arms[1]} - {*tasks})
+    if unknown:
+        raise ValueError(
+            f"task '{unknown[0]}' is new at a later look: every task needs runs at the first look"
+        )
+    if not any(values.size for arm in arms for values in arm.values()):
         raise ValueError("a look has no new runs: leave it out until there are some")
-    return look
+    return [{task: arm.get(task, np.empty(0)) for task in tasks} for arm in arms]
 
 
-def side_by_side(a: Mapping[str, Array], b: Mapping[str, Array]) -> dict[str, TaskRuns]:
-    """The scores [n] or [R, n] of two algorithms on the same tasks as runs of a look."""
+def side_by_side(a: Arm, b: Arm) -> dict[str, TaskRuns]:
+    """The scores [n] or [R, n] of two algorithms as a look; tasks without runs are left out."""
     return {
         task: TaskRuns(
             np.atleast_2d(np.concatenate([a[task], b[task]], axis=-1)), a[task].shape[-1]
         )
         for task in a
+        if a[task].size or b[task].size
     }
+
+
+def pair(a: Scores, b: Scores) -> dict[str, TaskRuns]:
+    """Both algorithms' runs, task by task; ValueError unless both have runs on the same tasks."""
+    return side_by_side(*checked_pair(a, b))
 
 
 def merged(looks: Sequence[Look]) -> dict[str, TaskRuns]:
@@ -195,10 +200,10 @@ class Scale:
     """Distances up to it are 0."""
 
     @classmethod
-    def of(cls, scores: Array, place: str, centre: float | None = None) -> Scale:
-        """The scale of scores around their median, or around `centre`; ValueError if their distances overflow."""
-        if centre is None:
-            centre = float(np.partition(scores, scores.size // 2)[scores.size // 2])
+    def of(cls, scores: Array, place: str, count: int | None = None) -> Scale:
+        """The scale of scores around the median of the first `count`; ValueError if their distances overflow."""
+        first = scores[:count]
+        centre = float(np.partition(first, first.size // 2)[first.size // 2])
         low, high = float(np.min(scores)), float(np.max(scores))
         if not math.isfinite(high - low):
             raise ValueError(
@@ -217,22 +222,20 @@ class Scale:
         return result
 
 
-def rescaled(*looks: Look) -> tuple[list[Look], float]:
-    """Looks with every task's scores as distances in its own unit, and the unit of a difference of means.
+def rescaled(arms: Sequence[Arm], num_first: int | None = None) -> tuple[list[Arm], float]:
+    """Arms with every task's scores as distances in its own unit, and the unit of a difference of means.
 
-    Several tasks are measured in their standard deviations, of which the unit is 1. The centre is that of the first
-    look: later ones do not change its distances.
+    Several tasks are measured in their standard deviations, of which the unit is 1. The centre is the median of the
+    first `num_first` arms: later ones do not change their distances.
     """
-    scales = {}
-    for task, runs in looks[0].items():
-        place, first = f"on task '{task}'", runs.scores[0]
-        every = np.concatenate([look[task].scores[0] for look in looks if task in look])
-        scales[task] = Scale.of(every, place, Scale.of(first, place).centre)
-    found: list[Look] = [
-        {task: TaskRuns(scales[task].apply(runs.scores), runs.num_a) for task, runs in look.items()}
-        for look in looks
-    ]
-    return found, next(iter(scales.values())).unit if len(scales) == 1 else 1.0
+    scaled: list[Arm] = [{} for _ in arms]
+    for task in arms[0]:
+        count = sum(arm[task].size for arm in arms[:num_first])
+        every = np.concatenate([arm[task] for arm in arms])
+        scale = Scale.of(every, f"on task '{task}'", count)
+        for found, arm in zip(scaled, arms, strict=True):
+            found[task] = scale.apply(arm[task])
+    return scaled, scale.unit if len(arms[0]) == 1 else 1.0
 
 
 def count_labelings(look: Look) -> int:

@@ -12,12 +12,13 @@ from rl_training.studies.statistics.permutation import ShiftedTest, check_alpha
 from rl_training.studies.statistics.samples import (
     Look,
     Scores,
+    checked_later,
+    checked_pair,
     first_labelings,
     num_labelings,
-    pair,
-    pair_later,
     random_labelings,
     rescaled,
+    side_by_side,
 )
 
 
@@ -60,8 +61,11 @@ def sequential_test(
         raise ValueError(
             f"{len(blocks)} blocks of runs for {num_looks} planned looks: give 1 to {num_looks}"
         )
-    first = pair(*blocks[0])
-    looks, scale = rescaled(first, *(pair_later(a, b, first) for a, b in blocks[1:]))
+    arms = checked_pair(*blocks[0])
+    for a, b in blocks[1:]:
+        arms += checked_later(a, b, list(arms[0]))
+    arms, scale = rescaled(arms, num_first=2)
+    looks = [side_by_side(*block) for block in zip(arms[::2], arms[1::2], strict=True)]
     alphas = spent(alpha, num_looks)[: len(blocks)]
     test = ShiftedTest(draw_labelings(looks, num_permutations, generator), alphas, scale)
     p = test.p_values(np.zeros(1))[0]

@@ -73,10 +73,9 @@ def summarize_points(table: Array, *, use_mean: bool = False) -> tuple[Array, Ar
     kind = summary_kind(len(table), use_mean=use_mean)
     ordered = np.sort(table, axis=0)
     if kind == "mean":
-        intervals = [mean_interval(values) for values in table.T]
-        low = [interval.mean if interval.low is None else interval.low for interval in intervals]
-        high = [interval.mean if interval.high is None else interval.high for interval in intervals]
-        return np.array([interval.mean for interval in intervals]), np.array(low), np.array(high)
+        found = [mean_interval(values) for values in table.T]
+        mean, low, high = np.array([(one.mean, one.low, one.high) for one in found], float).T
+        return mean, low, high
     if kind != "iqm":
         last = len(table) - 1
         return 0.5 * ordered[last // 2] + 0.5 * ordered[(last + 1) // 2], ordered[0], ordered[-1]
