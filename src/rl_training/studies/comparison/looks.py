@@ -99,9 +99,8 @@ class LookPlan:
             raise ConfigError(
                 f"bad value {self.seeds_per_look} for --seeds-per-look: should be at least {LEAST_RUNS}"
             )
-        labelings = math.comb(2 * self.seeds_per_look, self.seeds_per_look) ** (
-            self.looks * len(self.budgets)
-        )
+        per_task = math.comb(2 * self.seeds_per_look, self.seeds_per_look)
+        labelings = per_task ** (self.looks * len(self.budgets))
         if 2 / labelings > self.alpha:
             raise ConfigError(
                 f"{self.looks} look{'' if self.looks == 1 else 's'} of {self.seeds_per_look} seeds each can decide"
@@ -245,11 +244,11 @@ class PlannedComparison:
 
     def groups_at(self, look: int) -> list[RunGroup]:
         """The runs of both arms that are new at a look, as far as they have begun."""
-        groups = []
-        for arm in self.plan.arms:
-            study = self.study_of(arm)
-            groups.append(RunGroup.planned(arm.name, self._runs(arm, study, look), study.path))
-        return groups
+        studies = map(self.study_of, self.plan.arms)
+        return [
+            RunGroup.planned(arm.name, self._runs(arm, study, look), study.path)
+            for arm, study in zip(self.plan.arms, studies, strict=True)
+        ]
 
     def look(self, number: int, lease: Lease | None = None) -> Comparison:
         """Compare at a look, with all runs up to it, and record it; `lease` is the right to drive the comparison.
@@ -277,13 +276,11 @@ class PlannedComparison:
         if number > len(known):
             if lease is not None:
                 lease.check()
-            self._record([*known, _record_of(number, table, comparison)])
+            lines = [*known, _record_of(number, table, comparison)]
+            path = self.folder / LOOKS_FILE
+            with translate_write_errors(path):
+                replace_synced(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
         return comparison
-
-    def _record(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        path = self.folder / LOOKS_FILE
-        with translate_write_errors(path):
-            replace_synced(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
 def _record_of(look: int, table: ScoreTable, comparison: Comparison) -> dict[str, Any]:
@@ -320,11 +317,11 @@ def _refuse_changed_scores(look: int, table: ScoreTable, line: Mapping[str, Any]
         for name in dict.fromkeys([*scores, *arm.runs]):
             was, now = scores.get(name), arm.runs.get(name)
             if was != now:
-                texts = [
+                before, after = (
                     "no score" if score is None else f"score {score:g}" for score in (was, now)
-                ]
+                )
                 raise ConfigError(
-                    f"look {look} was recorded with {texts[0]} for run '{name}', which has {texts[1]}: the runs"
+                    f"look {look} was recorded with {before} for run '{name}', which has {after}: the runs"
                     " of a planned comparison do not change after their look; restore them, or begin another"
                     " comparison with --name NAME"
                 )
@@ -417,7 +414,12 @@ def _refuse_incomparable(arms: Sequence[StudyArm]) -> None:
 def find_study_arm(word: str) -> StudyArm:
     """The arm that a word means: a study, settings of one, or a study file, which may not have begun yet."""
     if is_file(Path(word)):
-        study = _begun(Study.from_file(word))
+        study = Study.from_file(word)
+        if is_file(study.path / STUDY_FILE):  # earlier looks may have added seeds to the file's
+            stored = open_study(study.path)
+            if not is_extension(study.plan, stored.plan):
+                refuse_changed(study.plan, stored)
+            study = Study.open(study.path)
         settings = list(dict.fromkeys(run.setting for run in study.runs()))
         if len({run.config.env_id for run in study.runs()}) < len(settings):
             names = ", ".join(f"'{study.path}:{setting}'" for setting in settings[:6])
@@ -432,16 +434,6 @@ def find_study_arm(word: str) -> StudyArm:
         )
     name = groups[0].name if len(groups) == 1 else Path(word).name
     return StudyArm(name, Study.open(groups[0].study), [group.setting or "" for group in groups])
-
-
-def _begun(study: Study) -> Study:
-    """The study as it is in its folder, if it has begun: earlier looks may have added seeds to its file's."""
-    if not is_file(study.path / STUDY_FILE):
-        return study
-    stored = open_study(study.path)
-    if not is_extension(study.plan, stored.plan):
-        refuse_changed(study.plan, stored)
-    return Study.open(study.path)
 
 
 def _refuse_other_arms(known: PlannedComparison, found: Sequence[StudyArm]) -> None:
