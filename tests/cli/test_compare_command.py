@@ -22,10 +22,11 @@ BASE = {
     **{"algo": "ppo", "env_id": "CartPole-v1", "total_timesteps": 64, "eval_episodes": 1},
     **{"num_threads": 1, "device": "cpu", "compile": False, "algo_kwargs": PPO},
 }
-KEYS = (
-    "verdict sentence a b scores difference interval p_value prob_a_beats_b prob_interval more_seeds measure metric"
-    " mode margin alpha steps notes runs picture planned look times"
-)
+KEYS = {
+    *("verdict", "sentence", "a", "b", "scores", "difference", "interval", "p_value"),
+    *("prob_a_beats_b", "prob_interval", "more_seeds", "measure", "metric", "mode", "margin"),
+    *("alpha", "steps", "notes", "runs", "picture", "planned", "look", "times"),
+}
 COMPARE = ("compare", "low", "high")
 ONE_LOOK = ("--until-decided", "--looks", "1", "--seeds-per-look", "6")
 THREE_LOOKS = ("--until-decided", "--looks", "3", "--seeds-per-look", "2")
@@ -95,7 +96,7 @@ class TestResult:
         self, studies: Path, answer: Answer
     ) -> None:
         values = answer(*COMPARE, "--margin", "20", "--alpha", "0.1", "--json")
-        assert set(values) == set(KEYS.split())
+        assert set(values) == KEYS
         assert values["verdict"] == "b_better"
         assert values["scores"]["a"]["ppo__CartPole-v1__seed3__run"] == 103
         assert values["difference"] == -100

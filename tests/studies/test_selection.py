@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
 from typing import Any
 
 import numpy as np
@@ -73,14 +73,15 @@ class TestSeeds:
     @pytest.mark.parametrize(
         "value",
         [
-            *("-1", "-2..3", "0..-3", "1.5", "1e3", "0x10", "1_000", "abc", "4..0"),
+            *("-1", "-2..3", "0..-3", "1.5", "1e3", "0x10", "1_000", "abc", "4..0", "9" * 5000),
             *(-1, [-1], [3, -1], 1.0, [1.0], 1.5, np.float64(1.0), [np.float32(2)]),
             *(True, False, [True], np.bool_(True), [np.bool_(True)]),
             *(None, [None], {}, {0: 1}, [[1, 2]], object()),
+            *(np.array(3), np.array([[1, 2], [3, 4]])),
         ],
     )
     def test_what_is_not_a_seed_is_refused(self, value: Any) -> None:
-        with pytest.raises(ConfigError, match=r"bad value .* for seeds"):
+        with pytest.raises(ConfigError, match=r"(?s)bad value .* for seeds"):
             parse_seeds(value)
 
     @pytest.mark.parametrize("value", [[], (), range(0), np.arange(0)])
@@ -97,33 +98,13 @@ class TestSeeds:
         ):
             parse_seeds(value)
 
-    def test_the_longest_range_is_accepted_and_a_longer_one_refused(self) -> None:
+    def test_the_longest_range_is_accepted_and_longer_ones_are_refused(self) -> None:
         assert len(parse_seeds(f"0..{MAX_SEEDS - 1}")) == MAX_SEEDS
-        for text in (f"0..{MAX_SEEDS}", f"5..{10**30}"):
+        endless = itertools.count()
+        for value in (f"0..{MAX_SEEDS}", f"5..{10**30}", "0..99999,100000..199999", endless):
             with pytest.raises(ConfigError, match="more than 100,000 seeds"):
-                parse_seeds(text)
-
-    def test_several_ranges_together_are_limited_too(self) -> None:
-        with pytest.raises(ConfigError, match="more than 100,000 seeds"):
-            parse_seeds("0..99999,100000..199999")
-
-    def test_a_huge_range_object_is_refused_before_it_is_listed(self) -> None:
-        def count() -> Iterator[int]:
-            for seed in range(10**9):
-                assert seed <= 2 * MAX_SEEDS, "it would be listed in full"
-                yield seed
-
-        with pytest.raises(ConfigError, match="more than 100,000 seeds"):
-            parse_seeds(count())
-
-    def test_a_number_of_thousands_of_digits_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="for seeds"):
-            parse_seeds("9" * 5000)
-
-    @pytest.mark.parametrize("value", [np.array(3), np.array([[1, 2], [3, 4]])])
-    def test_an_array_that_is_not_a_list_is_refused(self, value: np.ndarray) -> None:
-        with pytest.raises(ConfigError, match="for seeds"):
-            parse_seeds(value)
+                parse_seeds(value)
+        assert next(endless) <= 2 * MAX_SEEDS, "it would be listed in full"
 
     @pytest.mark.parametrize(
         ("seeds", "text"),
@@ -141,14 +122,7 @@ class TestSeeds:
         assert format_seeds(seeds) == text
 
     @settings(deadline=None, database=None, derandomize=True)
-    @given(
-        st.lists(
-            st.one_of(st.integers(0, 20), st.integers(0, 10**20)),
-            min_size=1,
-            max_size=30,
-            unique=True,
-        )
-    )
+    @given(st.sets(st.integers(0, 20) | st.integers(0, 10**20), min_size=1).map(list))
     def test_seeds_that_are_written_are_read_again_in_their_order(self, seeds: list[int]) -> None:
         assert parse_seeds(format_seeds(seeds)) == tuple(seeds)
 
@@ -165,19 +139,8 @@ class TestShards:
     @pytest.mark.parametrize(
         "text",
         [
-            "",
-            "1",
-            "1/",
-            "/8",
-            "0/8",
-            "9/8",
-            "1/0",
-            "-1/8",
-            "1/-8",
-            "a/b",
-            "1/8/2",
-            "1.0/2",
-            "1/9999999999",
+            *("", "1", "1/", "/8", "0/8", "9/8", "1/0"),
+            *("-1/8", "1/-8", "a/b", "1/8/2", "1.0/2", "1/9999999999"),
         ],
     )
     def test_another_form_is_refused_with_an_example(self, text: str) -> None:
@@ -214,6 +177,8 @@ class TestArrays:
             (("9", "0", "9", "1"), Shard(10, 10)),
             (("3", "1", "8", "1"), Shard(3, 8)),
             (("5", "1", "9", "2"), Shard(3, 5)),
+            (("6", "0", "6", "2"), Shard(4, 4)),
+            (("7", "1", "7", "3"), Shard(3, 3)),
             (("4", "4", "4", "1"), Shard(1, 1)),
             (("3", "1", "8"), Shard(3, 8)),
             (("3", "1", "8", "undefined"), Shard(3, 8)),
@@ -224,29 +189,20 @@ class TestArrays:
     ) -> None:
         assert shard_of_array(array(names, *values)) == shard
 
-    @pytest.mark.parametrize("values", [("0", "0", "6", "2"), ("1", "1", "7", "3")])
-    def test_the_tasks_of_an_array_with_a_step_share_the_whole_plan(
-        self, values: tuple[str, ...]
-    ) -> None:
-        _, first, last, step = map(int, values)
-        shares = [
-            shard_of_array(array(SLURM, str(number), *values[1:]))
-            for number in range(first, last + 1, step)
-        ]
-        assert [str(share) for share in shares] == [
-            f"{k}/{len(shares)}" for k in range(1, len(shares) + 1)
-        ]
-
     @pytest.mark.parametrize(
-        "variables",
-        [{}, array(GRID_ENGINE, *["undefined"] * 4), array(SLURM, ""), {"SLURM_JOB_ID": "5"}],
+        ("variables", "shard"),
+        [
+            ({}, None),
+            (array(GRID_ENGINE, *["undefined"] * 4), None),
+            (array(SLURM, ""), None),
+            ({"SLURM_JOB_ID": "5"}, None),
+            (array(GRID_ENGINE, "undefined") | array(SLURM, "2", "1", "4", "1"), Shard(2, 4)),
+        ],
     )
-    def test_outside_of_an_array_there_is_no_share(self, variables: dict[str, str]) -> None:
-        assert shard_of_array(variables) is None
-
-    def test_undefined_in_grid_engine_does_not_hide_an_array_of_slurm(self) -> None:
-        variables = array(GRID_ENGINE, *["undefined"] * 4) | array(SLURM, "2", "1", "4", "1")
-        assert shard_of_array(variables) == Shard(2, 4)
+    def test_variables_without_an_array_mean_nothing(
+        self, variables: dict[str, str], shard: Shard | None
+    ) -> None:
+        assert shard_of_array(variables) == shard
 
     @pytest.mark.parametrize("names", [SLURM, GRID_ENGINE])
     @pytest.mark.parametrize(
@@ -270,16 +226,7 @@ class TestArrays:
             monkeypatch.setenv(name, value)
         assert shard_of_array() == Shard(3, 4)
 
-    def test_an_array_with_gaps_leaves_no_share_out(self) -> None:
-        tasks = [
-            array(SLURM, number, "0", "7", "1") | {"SLURM_ARRAY_TASK_COUNT": "3"}
-            for number in ("0", "3", "7")
-        ]
-        runs = list(range(24))
-        try:
-            shares = [shard_of_array(task) for task in tasks]
-        except ConfigError:
-            return  # refused: --shard says it better
-        assert (
-            sorted(run for share in shares if share is not None for run in share.of(runs)) == runs
-        )
+    def test_an_array_with_gaps_is_refused(self) -> None:
+        task = array(SLURM, "3", "0", "7", "1") | {"SLURM_ARRAY_TASK_COUNT": "3"}
+        with pytest.raises(ConfigError, match=r"3 tasks with gaps between 0 and 7.*give --shard"):
+            shard_of_array(task)
