@@ -374,7 +374,7 @@ class TestPlannedLooks:
         [
             ({"alpha": 0.0}, "for --alpha"),
             ({"margin": -1.0}, "for --margin"),
-            ({"looks": 0}, "for --looks"),
+            ({"looks": 0}, "0 looks of 4 seeds each can decide nothing"),
         ],
     )
     def test_an_impossible_plan_is_refused(

@@ -29,7 +29,6 @@ from rl_training.files import is_file
 from rl_training.terminal.streams import results_alone
 
 if TYPE_CHECKING:
-    from rl_training.studies.comparison.run_scores import ScoreRule
     from rl_training.studies.comparison.verdict import Comparison, ManyComparisons
 
 
@@ -139,11 +138,6 @@ def compare(arms: Arms, options: CompareOptions) -> None:
 
     With --until-decided, trains seeds in planned looks; again, after any stop, it continues.
     """
-    from rl_training.studies.comparison.run_scores import RULE_OPTIONS, ScoreRule
-    from rl_training.studies.comparison.verdict import ALPHA, check_level
-
-    check_level(ALPHA if options.alpha is None else options.alpha, options.margin)
-    rule = ScoreRule(**options.given(RULE_OPTIONS))
     if options.out is not None:
         _check_picture(options.out)
     if options.until_decided:
@@ -164,7 +158,7 @@ def compare(arms: Arms, options: CompareOptions) -> None:
             raise ConfigError(
                 f"{option} has no effect without --until-decided: add it, or remove the option"
             )
-    _compare_once(arms, rule, options)
+    _compare_once(arms, options)
 
 
 def _check_picture(path: Path) -> None:
@@ -177,9 +171,11 @@ def _check_picture(path: Path) -> None:
     check_target(path)
 
 
-def _compare_once(words: Sequence[str], rule: ScoreRule, options: CompareOptions) -> None:
+def _compare_once(words: Sequence[str], options: CompareOptions) -> None:
+    from rl_training.studies.comparison.run_scores import RULE_OPTIONS, ScoreRule
     from rl_training.studies.comparison.verdict import compare_arms, find_arms, folder_of
 
+    rule = ScoreRule(**options.given(RULE_OPTIONS))
     groups = find_arms(words)
     result = compare_arms(groups, rule, **options.given(["alpha", "margin"]))
     _show(result, folder_of(groups, words, options.name), options)
@@ -236,7 +232,8 @@ def _show(
         lines.append(
             f"  compared {times} times: a verdict after added seeds errs more often; plan them: --until-decided"
         )
-    lines += explanation_lines(result, is_planned=look is not None) if options.explain else []
+    if options.explain:
+        lines += explanation_lines(result, is_planned=look is not None)
     picture = _draw(result, folder, options.out)
     values = result.as_dict()
     values |= {"planned": look is not None, "look": look, "picture": picture, "times": times}
@@ -244,7 +241,9 @@ def _show(
         store_result(folder, values)
     except RLTrainingError as error:
         say(f"the result is not stored: {error}")
-    lines = _wrapped(lines) + ([f"  picture  {picture}"] if picture else [])
+    lines = [_wrapped(line) for line in lines]
+    if picture:
+        lines.append(f"  picture  {picture}")
     show(values, lines, options.as_json)
 
 
@@ -268,18 +267,13 @@ def _draw(result: Comparison | ManyComparisons, folder: Path, out: Path | None) 
         return None
 
 
-def _wrapped(lines: Sequence[str]) -> list[str]:
+def _wrapped(line: str) -> str:
     import textwrap
 
     from rl_training.terminal.tables import WIDTH
 
-    found: list[str] = []
-    for line in lines:
-        indent = " " * (len(line) - len(line.lstrip()) + 2)
-        found += textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [
-            ""
-        ]
-    return found
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.fill(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _leave(words: Sequence[str], options: CompareOptions, signal_number: int | None) -> NoReturn:

@@ -359,10 +359,9 @@ def group_runs(run_dirs: Sequence[Path]) -> list[RunGroup]:
         key = identity(sorted(setting.items())) if setting else str(record.run_dir)
         settings[key] = setting
         members.setdefault(key, []).append(record)
-    labels = labels_of(list(settings.values())) if len(settings) > 1 else [""]
     return [
         RunGroup(label or _title(runs[0]), tuple(sorted(runs, key=_seed_first)))
-        for label, runs in zip(labels, members.values(), strict=False)
+        for label, runs in zip(labels_of(list(settings.values())), members.values(), strict=True)
     ]
 
 

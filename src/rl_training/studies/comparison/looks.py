@@ -93,8 +93,6 @@ class LookPlan:
 
     def __post_init__(self) -> None:
         check_level(self.alpha, self.margin)
-        if self.looks < 1:
-            raise ConfigError(f"bad value {self.looks} for --looks: should be at least 1")
         if self.seeds_per_look < LEAST_RUNS:
             raise ConfigError(
                 f"bad value {self.seeds_per_look} for --seeds-per-look: should be at least {LEAST_RUNS}"

@@ -114,13 +114,12 @@ def _superiority_interval(look: Look, estimate: float, factor: float) -> tuple[f
     ends = []
     for outside in (0.0, 1.0):
         inside = estimate
-        if estimate != outside:
-            for _ in range(60):
-                middle = (inside + outside) / 2
-                if abs(estimate - middle) <= factor * _superiority_deviation(look, middle):
-                    inside = middle
-                else:
-                    outside = middle
+        for _ in range(60):
+            middle = (inside + outside) / 2
+            if abs(estimate - middle) <= factor * _superiority_deviation(look, middle):
+                inside = middle
+            else:
+                outside = middle
         ends.append(inside)
     return ends[0], ends[1]
 

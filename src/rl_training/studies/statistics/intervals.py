@@ -36,28 +36,22 @@ def mean_interval(scores: Sequence[float]) -> MeanInterval:
     values = [float(score) for score in scores]
     if not values:
         raise ValueError("there is no score: give the score of at least one run")
-    if not all(map(math.isfinite, values)):
-        raise ValueError(
-            f"a score is {next(value for value in values if not math.isfinite(value))}: give finite scores"
-        )
+    for value in values:
+        if not math.isfinite(value):
+            raise ValueError(f"a score is {value}: give finite scores")
+    count = len(values)
+    if count == 1:
+        return MeanInterval(values[0], None, None, 1)
     try:
-        mean, count = statistics.fmean(values), len(values)
-        half = (
-            t_quantile(count - 1) * statistics.stdev(values) / math.sqrt(count)
-            if count > 1
-            else 0.0
-        )
+        mean = statistics.fmean(values)
+        half = t_quantile(count - 1) * statistics.stdev(values) / math.sqrt(count)
     except OverflowError:
         mean = half = math.inf
     if not math.isfinite(abs(mean) + half):
         raise ValueError(
             f"scores up to {max(values, key=abs):g} are too large to compute with: divide them by a number"
         )
-    return (
-        MeanInterval(mean, mean - half, mean + half, count)
-        if count > 1
-        else MeanInterval(mean, None, None, 1)
-    )
+    return MeanInterval(mean, mean - half, mean + half, count)
 
 
 def t_quantile(degrees: int) -> float:
