@@ -222,7 +222,8 @@ def just_below(magnitudes: Array) -> Array:
 
 def stage_p_values(magnitudes: Array, crossed: Mask) -> Array:
     """P-values of column 0 [R]: the fraction that crossed earlier or lies at least as far out at this look."""
-    further = (magnitudes >= just_below(magnitudes[:, :1])) | crossed
+    further = magnitudes >= just_below(magnitudes[:, :1])
+    further |= crossed
     fraction: Array = further.mean(axis=1)
     return fraction
 

@@ -34,9 +34,9 @@ class TaskRuns:
         return int(self.scores.shape[1]) - self.num_a
 
     @property
-    def arms(self) -> list[Array]:
+    def arms(self) -> tuple[Array, Array]:
         """The scores of A [R, num_a] and of B [R, num_b]."""
-        return np.split(self.scores, [self.num_a], axis=1)
+        return self.scores[:, : self.num_a], self.scores[:, self.num_a :]
 
     @property
     def observed(self) -> Array:
@@ -139,7 +139,7 @@ def merged(looks: Sequence[Look]) -> dict[str, TaskRuns]:
     for task in looks[0]:
         parts = [look[task] for look in looks if task in look]
         scores = _by_arm(part.arms for part in parts)
-        labels = _by_arm(np.split(part.labels, [part.num_a]) for part in parts)
+        labels = _by_arm((part.labels[: part.num_a], part.labels[part.num_a :]) for part in parts)
         together[task] = TaskRuns(
             np.concatenate(scores, axis=1),
             sum(part.num_a for part in parts),
@@ -148,7 +148,7 @@ def merged(looks: Sequence[Look]) -> dict[str, TaskRuns]:
     return together
 
 
-def _by_arm(parts: Iterable[Sequence[Array]]) -> list[Array]:
+def _by_arm(parts: Iterable[tuple[Array, Array]]) -> list[Array]:
     """The arrays of A, then those of B, of pairs of both."""
     of_a, of_b = zip(*parts, strict=True)
     return [*of_a, *of_b]
