@@ -21,6 +21,7 @@ from rl_training.errors import CheckpointError
 from rl_training.files import open_regular
 from rl_training.importers.pickles import Record, read_pickle
 
+Weights = dict[str, Tensor]
 MAX_BYTES = 1 << 30
 """Limit of the file and of what it unpacks to."""
 MAX_JSON_BYTES = 1 << 26
@@ -41,9 +42,9 @@ class Archive:
     path: Path
     settings: Mapping[str, Any]
     """Plain JSON values of `data`; of a pickled value, the attributes that SB3 wrote beside it as text."""
-    weights: Mapping[str, Tensor]
+    weights: Weights
     """The policy's state_dict."""
-    variables: Mapping[str, Tensor] = field(default_factory=dict)
+    variables: Weights = field(default_factory=dict)
     """Tensors outside the policy, such as `log_ent_coef`."""
     optimizers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """State of each optimizer by its name, such as `actor`."""

@@ -1,59 +1,68 @@
-"""The networks of SB3's algorithms: which of their tensors goes where in ours, and how it is rescaled."""
+"""The networks of SB3's algorithms: which of their tensors goes where in ours, and how it is rescaled.
+
+A network of SB3 is one or more chains of linear layers, maybe after a CNN: `NETWORKS` has a row for each algorithm.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from types import EllipsisType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rl_training.errors import CheckpointError
+from rl_training.importers.files import Weights
 from rl_training.importers.settings import PolicySettings
 from rl_training.models.critics import EPSILON
 from rl_training.spaces.actions import ActionKind
 from rl_training.spaces.spec import Spaces
 
-Weights = Mapping[str, Tensor]
-Index = tuple[int | slice, ...]
-Constant = tuple[str, Index, Tensor | float]
-ALL = slice(None)
 BUFFERS = ("ra_mean", "ra_var", "steps")
 """Endings of the names of tensors that no optimizer trains."""
 CONVOLUTIONS = ("cnn.0", "cnn.2", "cnn.4", "linear.0")
 """The layers of SB3's NatureCNN."""
 ALIASES = ("pi_features_extractor.", "vf_features_extractor.")
 """Copies of `features_extractor.` in an actor-critic policy."""
-SDE_CLIP = 2.0
-"""Default bound of the mean of a policy with gSDE."""
+CONSTANT_LOG_STD, ABSENT = "action_net.log_std", "action_net.absent"
+"""Tensor and layer that `rewriting` adds: a constant standard deviation, and the logits of absent bits."""
+NEUTRAL = -0.0
+"""Added to a number, it changes none; 0.0 would change -0.0."""
+
+Factor = Tensor | float
+Outputs = slice | Tensor | EllipsisType
 
 
 @dataclass(frozen=True)
 class Placement:
-    """One tensor of SB3 and its place: target[index] = source[rows] * scale + offset, transposed if `transpose`."""
+    """One tensor of SB3 and its place: target[outputs] = source * scale + offset.
+
+    `member` is the place in an ensemble, whose weights are [in, out] and whose biases are [1, out].
+    """
 
     source: str
     target: str
-    index: Index = ()
-    transpose: bool = False
-    scale: Tensor | float = 1.0
-    offset: Tensor | float = 0.0
-    rows: Tensor | None = None
+    member: int | None = None
+    outputs: Outputs = ...
+    scale: Factor = 1.0
+    offset: Factor = NEUTRAL
 
-    def put(self, value: Tensor, into: dict[str, Tensor]) -> None:
+    def put(self, value: Tensor, into: Weights) -> None:
         """Write a value, which has the shape of the source, to its place."""
-        value = value if self.rows is None else value[self.rows]
-        value = value.T if self.transpose else value
-        place = into[self.target][self.index] if self.index else into[self.target]
-        if place.shape != value.shape:
+        place = into[self.target]
+        if self.member is not None:
+            place = place[self.member].T if value.dim() == 2 else place[self.member, 0]
+        needed = place[self.outputs].shape
+        if needed != value.shape:
             raise CheckpointError(
-                f"'{self.source}' of the model is {list(value.shape)}, but {list(place.shape)} is needed for this"
+                f"'{self.source}' of the model is {list(value.shape)}, but {list(needed)} is needed for this"
                 " environment: check --env and env_kwargs"
             )
-        place.copy_(value)
+        place[self.outputs] = value
 
 
 @dataclass(frozen=True)
@@ -67,8 +76,8 @@ class Model:
     """SB3's features over ours, [features]; None: they are the same."""
     pixel_scale: float = 1.0
     """The same for the pixels of an image."""
-    is_folded: bool = False
-    """Whether batch normalizations of the actor became a part of its layers, whose moments then do not fit."""
+    is_rewritten: bool = False
+    """Whether the layers of the acting network are not SB3's one by one, so that moments do not fit."""
 
     def has(self, stem: str) -> bool:
         """Whether there is a layer of this name."""
@@ -96,31 +105,37 @@ class Model:
         pattern = re.compile(re.escape(prefix) + r"qf\d{1,3}\.")
         return list(dict.fromkeys(match[0] for match in map(pattern.match, self.weights) if match))
 
-    def widths(self, stems: Sequence[str]) -> list[int]:
-        """Number of outputs of each layer, each of which reads the outputs of the one before."""
-        shapes = [self.weights[f"{stem}.weight"].shape for stem in stems]
-        for before, after in pairwise(shapes):
-            if before[0] != after[1]:
-                raise CheckpointError(
-                    f"a layer of the model reads {after[1]} of {before[0]} outputs: it is damaged"
-                )
-        return [shape[0] for shape in shapes]
+    def required_stems(self, prefix: str) -> list[str]:
+        """The same, at least one."""
+        stems = self.stems(prefix)
+        if not stems:
+            raise CheckpointError(f"'policy.pth' of the model has no layers '{prefix}'")
+        return stems
 
-    def trained(self, *prefixes: str) -> list[str]:
+    def trained(self, prefixes: tuple[str, ...]) -> list[str]:
         """Names of the trained tensors with one of these prefixes, in the order of SB3's optimizer."""
-        names = [name for name in self.weights if name.startswith(prefixes)]
         return [
-            name for name in names if not name.startswith(ALIASES) and not name.endswith(BUFFERS)
+            name
+            for name in self.weights
+            if name.startswith(prefixes)
+            and not name.startswith(ALIASES)
+            and not name.endswith(BUFFERS)
         ]
 
-    def bounds(self) -> tuple[Tensor, Tensor]:
-        """Center and half width of the actions in the environment's units; 0 and 1 where they are not bounded."""
-        action = self.spaces.action
-        if not action.is_bounded:
-            return torch.zeros(action.num_components), torch.ones(action.num_components)
-        low, high = (torch.from_numpy(bound.reshape(-1)) for bound in (action.low, action.high))
-        half = ((high - low) / 2.0).clamp(min=1e-12)
-        return ((high + low) / 2.0).float(), half.float()
+    def input_scale(self, num_actions: int = 0) -> Factor:
+        """The scale of the features, before `num_actions` inputs that are not scaled."""
+        if self.feature_scale is None:
+            return 1.0
+        return torch.cat([self.feature_scale, torch.ones(num_actions)])
+
+    def place_cnn(self, prefix: str) -> list[Placement]:
+        """Placements of a NatureCNN; without one in the model, none."""
+        prefix, placed = f"{prefix}features_extractor.", []
+        for number, stem in enumerate(CONVOLUTIONS if self.has(f"{prefix}cnn.0") else ()):
+            scale, images = self.pixel_scale if number == 0 else 1.0, "features.images.0"
+            weight = Placement(f"{prefix}{stem}.weight", f"{images}.weights.{number}", scale=scale)
+            placed += [weight, Placement(f"{prefix}{stem}.bias", f"{images}.biases.{number}")]
+        return placed
 
     def _numbered(self, prefix: str) -> dict[str, set[str]]:
         """The tensors of each numbered layer, in the order of the numbers."""
@@ -130,283 +145,175 @@ class Model:
             layers.setdefault(int(match[1]), set()).add(match[2])
         return {f"{prefix}{number}": layers[number] for number in sorted(layers)}
 
-    def layer(
-        self,
-        stem: str,
-        target: str,
-        number: int,
-        *,
-        member: int | None = None,
-        outputs: slice = ALL,
-        scale: Tensor | float = 1.0,
-        offset: Tensor | float = 0.0,
-        rows: Tensor | None = None,
-        num_actions: int = 0,
-    ) -> list[Placement]:
-        """Placements of a layer's weight and bias; `member` is the place in an ensemble, whose weights are [in, out].
 
-        The first layer is divided by the scale of the features; `num_actions` inputs after them are not scaled.
-        """
-        weight_scale = scale[:, None] if isinstance(scale, Tensor) else scale
-        if number == 0 and self.feature_scale is not None:
-            weight_scale = weight_scale * torch.cat([self.feature_scale, torch.ones(num_actions)])
-        is_member = member is not None
-        weight_index: Index = (outputs,) if member is None else (member, ALL, outputs)
-        bias_index: Index = (outputs,) if member is None else (member, 0, outputs)
-        names = f"{target}.weight_{number}", f"{target}.bias_{number}"
-        weight = Placement(
-            f"{stem}.weight", names[0], weight_index, is_member, weight_scale, rows=rows
-        )
-        return [weight, Placement(f"{stem}.bias", names[1], bias_index, False, scale, offset, rows)]
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer, and the outputs that its own become after rescaling."""
 
-    def layers(
-        self, stems: Sequence[str], target: str, member: int | None = None, **options: Any
-    ) -> list[Placement]:
-        """Placements of consecutive layers."""
-        placed: list[Placement] = []
-        for number, stem in enumerate(stems):
-            placed += self.layer(stem, target, number, member=member, **options)
-        return placed
+    stem: str
+    outputs: Outputs = ...
+    scale: Factor = 1.0
+    offset: Factor = NEUTRAL
 
-    def cnn(self, prefix: str) -> list[Placement]:
-        """Placements of a NatureCNN; without one in the model, none."""
-        placed = []
-        for number, stem in enumerate(CONVOLUTIONS if self.has(f"{prefix}cnn.0") else ()):
-            scale = self.pixel_scale if number == 0 else 1.0
-            placed.append(
-                Placement(
-                    f"{prefix}{stem}.weight", f"features.images.0.weights.{number}", scale=scale
+
+@dataclass(frozen=True)
+class Chain:
+    """Hidden layers and the output layers that read the last of them, which are one layer here."""
+
+    hidden: list[str]
+    heads: list[Layer]
+    inputs: Factor
+    """Scale of what the first layer reads."""
+    target: str = "network"
+    member: int | None = None
+    """Place in an ensemble."""
+    others: list[Placement] = field(default_factory=list)
+    """Placements of what is not a linear layer."""
+
+    def widths(self, model: Model) -> list[int]:
+        """Number of outputs of each layer, each of which reads the outputs of the one before."""
+        stems = [*self.hidden, self.heads[0].stem]
+        shapes = [model.weights[f"{stem}.weight"].shape for stem in stems]
+        for before, after in pairwise(shapes):
+            if before[0] != after[1]:
+                raise CheckpointError(
+                    f"a layer of the model reads {after[1]} of {before[0]} outputs: it is damaged"
                 )
-            )
-            placed.append(Placement(f"{prefix}{stem}.bias", f"features.images.0.biases.{number}"))
+        return [shape[0] for shape in shapes]
+
+    def place(self) -> list[Placement]:
+        """Placements of the weights and biases, and the others."""
+        placed = [*self.others]
+        layers = [*enumerate(map(Layer, self.hidden))]
+        for number, layer in [*layers, *((len(layers), head) for head in self.heads)]:
+            scale = layer.scale[:, None] if isinstance(layer.scale, Tensor) else layer.scale
+            if number == 0:
+                scale = scale * self.inputs
+            weight, bias = f"{self.target}.weight_{number}", f"{self.target}.bias_{number}"
+            placed += [
+                Placement(f"{layer.stem}.weight", weight, self.member, layer.outputs, scale),
+                Placement(
+                    f"{layer.stem}.bias",
+                    bias,
+                    self.member,
+                    layer.outputs,
+                    layer.scale,
+                    layer.offset,
+                ),
+            ]
         return placed
 
 
-class Placed(NamedTuple):
-    """The content of one of our networks."""
-
-    placements: list[Placement]
-    constants: Sequence[Constant] = ()
-    is_trained_alike: bool = True
-    """Whether the moments of its optimizer fit."""
-
-
-def _actor_critic_stems(model: Model) -> tuple[list[str], list[str], list[str]]:
-    """Layers of the policy and of the value function, each with the shared ones before, and the shared ones."""
-    shared = model.stems("mlp_extractor.shared_net.")
-    policy = [*shared, *model.stems("mlp_extractor.policy_net."), "action_net"]
-    return policy, [*shared, *model.stems("mlp_extractor.value_net."), "value_net"], shared
-
-
-def _place_actor_critic(model: Model, prefix: str) -> Placed:
-    """PPO and A2C: one network with policy and value function."""
-    policy, value, shared = _actor_critic_stems(model)
-    is_stacked = model.widths(policy[:-1]) == model.widths(value[:-1])
-    name, value_name = (
-        ("networks", "networks") if is_stacked else ("networks.policy", "networks.value")
-    )
-    member, value_member = (0, 1) if is_stacked else (None, None)
-    placed = model.cnn("features_extractor.")
-    placed += model.layers(policy[:-1], name, member) + model.layers(
-        value[:-1], value_name, value_member
-    )
-    outputs = slice(0, 1) if is_stacked else ALL
-    placed += model.layer(
-        "value_net", value_name, len(value) - 1, member=value_member, outputs=outputs
-    )
-    action, number = model.spaces.action, len(policy) - 1
-    head: dict[str, Any] = {"member": member}
-    constants: list[Constant] = []
-    if (
-        action.kind is ActionKind.CONTINUOUS
-    ):  # [-1, 1] is mapped onto the bounds, in whose units SB3's means are
-        center, half = model.bounds()
-        head |= {"scale": 1.0 / half, "offset": -center / half}
-        constants.append(("head.log_std", (), model.settings.get("log_std_init", 0.0) - half.log()))
-        if model.weights["log_std"].dim() == 1:  # with gSDE it depends on the observation
-            placed.append(Placement("log_std", "head.log_std", offset=-half.log()))
-    elif (
-        action.kind is ActionKind.MULTI_DISCRETE
-        and len(model.weights["action_net.weight"]) == action.num_components
-    ):
-        head["outputs"] = slice(
-            1, None, 2
-        )  # MultiBinary: one logit for each bit, and 0 for its absence
-        off = () if member is None else (member,)
-        constants += [(f"{name}.{kind}_{number}", off, 0.0) for kind in ("weight", "bias")]
-    return Placed(
-        [*placed, *model.layer("action_net", name, number, **head)], constants, not shared
-    )
-
-
-def _place_q_network(model: Model, prefix: str) -> Placed:
-    """DQN and QR-DQN, whose outputs [quantiles, actions] are [actions, quantiles] here."""
-    name = prefix.removesuffix(".").removesuffix("_target")
-    *hidden, last = model.stems(f"{prefix}{name}.")
-    rows, num_outputs = None, len(model.weights[f"{last}.weight"])
-    num_actions = model.spaces.action.choices[0]
-    if name == "quantile_net" and num_outputs % num_actions == 0:
-        rows = torch.arange(num_outputs).view(-1, num_actions).T.reshape(-1)
-    placed = model.cnn(f"{prefix}features_extractor.") + model.layers(hidden, "network")
-    return Placed([*placed, *model.layer(last, "network", len(hidden), rows=rows)])
-
-
-def _place_deterministic(model: Model, prefix: str) -> Placed:
-    """The actor of TD3 and DDPG."""
-    placed = model.cnn(f"{prefix}features_extractor.")
-    return Placed(placed + model.layers(model.stems(f"{prefix}mu."), "network"))
-
-
-def _gaussian_head(model: Model) -> tuple[str, bool, float]:
-    """Name of the layer of the mean, whether exploration is gSDE, and the bound of the mean or 0."""
-    mean = next((name for name in ("actor.mu.0", "actor.mu") if model.has(name)), "")
-    has_sde = "actor.log_std" in model.weights
-    clip = model.settings.get("clip_mean", SDE_CLIP) if mean == "actor.mu.0" else 0.0
-    return mean, has_sde, clip
-
-
-def _place_gaussian(model: Model, prefix: str) -> Placed:
-    """The actor of SAC, TQC and CrossQ: mean and log standard deviation are the two halves of our outputs."""
-    mean, has_sde, clip = _gaussian_head(model)
-    latent = model.stems("actor.latent_pi.")
-    count, number = model.spaces.action.num_components, len(latent)
-    first, rest = slice(0, count), slice(count, None)
-    placed = model.cnn("actor.features_extractor.") + model.layers(latent, "network")
-    placed += model.layer(mean, "network", number, outputs=first, offset=clip)
-    if not has_sde:
-        placed += model.layer("actor.log_std", "network", number, outputs=rest)
-        return Placed(placed, is_trained_alike=not model.is_folded)
-    log_std = model.settings.get("log_std_init", -3.0)
-    if not clip:
-        constants: list[Constant] = [(f"network.weight_{number}", (rest,), 0.0)]
-        return Placed(placed, [*constants, (f"network.bias_{number}", (rest,), log_std)], False)
-    # clip(m, -c, c) = relu(m + c) - relu(m - c) - c: one more layer
-    placed += model.layer(mean, "network", number, outputs=rest, offset=-clip)
-    weight = torch.zeros(2 * count, 2 * count)
-    weight[:count] = torch.cat([torch.eye(count), -torch.eye(count)], 1)
-    bias = torch.cat([torch.full((count,), -clip), torch.full((count,), log_std)])
-    constants = [
-        (f"network.weight_{number + 1}", (), weight),
-        (f"network.bias_{number + 1}", (), bias),
+def _actor_critic(model: Model, prefix: str) -> list[Chain]:
+    """PPO and A2C: policy and value function, an ensemble if their hidden layers are alike."""
+    shared, inputs = model.stems("mlp_extractor.shared_net."), model.input_scale()
+    policy = [*shared, *model.stems("mlp_extractor.policy_net.")]
+    value = [*shared, *model.stems("mlp_extractor.value_net.")]
+    head, others = Layer("action_net"), []
+    if model.spaces.action.kind is ActionKind.CONTINUOUS:
+        # [-1, 1] is mapped onto the bounds, in whose units SB3's means are
+        center, half = _bounds(model.spaces)
+        head = Layer("action_net", scale=1.0 / half, offset=-center / half)
+        log_std = CONSTANT_LOG_STD if CONSTANT_LOG_STD in model.weights else "log_std"
+        others = [Placement(log_std, "head.log_std", offset=-half.log())]
+    heads = [head]
+    if model.has(ABSENT):
+        heads = [Layer("action_net", slice(1, None, 2)), Layer(ABSENT, slice(0, None, 2))]
+    chains = [
+        Chain(policy, heads, inputs, "networks.policy", others=others),
+        Chain(value, [Layer("value_net", slice(0, 1))], inputs, "networks.value"),
     ]
-    return Placed(placed, constants, False)
+    if chains[0].widths(model)[:-1] != chains[1].widths(model)[:-1]:
+        return chains
+    return [replace(one, target="networks", member=n) for n, one in enumerate(chains)]
 
 
-def _place_critics(model: Model, prefix: str) -> Placed:
-    """An ensemble of critics with its CNN; batch normalizations (CrossQ) have a place of their own."""
-    placed, num_actions = (
-        model.cnn(f"{prefix}features_extractor."),
-        model.spaces.action.num_components,
-    )
-    eps = model.settings.get("batch_norm_eps", EPSILON)
+def _bounds(spaces: Spaces) -> tuple[Tensor, Tensor]:
+    """Center and half width of the actions in the environment's units; 0 and 1 where they are not bounded."""
+    action = spaces.action
+    if not action.is_bounded:
+        return torch.zeros(action.num_components), torch.ones(action.num_components)
+    low, high = (torch.from_numpy(bound.reshape(-1)) for bound in (action.low, action.high))
+    half = ((high - low) / 2.0).clamp(min=1e-12)
+    return ((high + low) / 2.0).float(), half.float()
+
+
+def _q_network(model: Model, prefix: str) -> list[Chain]:
+    """DQN and QR-DQN, whose outputs [quantiles, actions] are [actions, quantiles] here."""
+    *hidden, last = model.required_stems(f"{prefix}{prefix.replace('_target', '')}")
+    num_actions = model.spaces.action.num_options
+    num_quantiles = max(1, len(model.weights[f"{last}.weight"]) // num_actions)
+    outputs = torch.arange(num_actions * num_quantiles).view(num_actions, -1).T.reshape(-1)
+    return [Chain(hidden, [Layer(last, outputs)], model.input_scale())]
+
+
+def _deterministic(model: Model, prefix: str) -> list[Chain]:
+    """The actor of TD3 and DDPG."""
+    *hidden, last = model.required_stems(f"{prefix}mu.")
+    return [Chain(hidden, [Layer(last)], model.input_scale())]
+
+
+def _gaussian(model: Model, prefix: str) -> list[Chain]:
+    """The actor of SAC, TQC and CrossQ: mean and log standard deviation are the two halves of our outputs."""
+    hidden = [*model.stems("actor.latent_pi."), *model.stems("actor.mu.")]
+    count = model.spaces.action.num_components
+    mean = Layer("actor.mu", slice(0, count))
+    return [Chain(hidden, [mean, Layer("actor.log_std", slice(count, None))], model.input_scale())]
+
+
+def _critics(model: Model, prefix: str) -> list[Chain]:
+    """An ensemble of critics; batch normalizations (CrossQ) have a place of their own."""
+    chains = []
     for member, critic in enumerate(model.critics(prefix)):
-        norms = model.norms(critic)
-        reader = (
-            replace(model, feature_scale=None) if norms else model
-        )  # the first normalization reads the features
-        placed += reader.layers(model.stems(critic), "networks", member, num_actions=num_actions)
-        for number, norm in enumerate(norms):
-            scale: Tensor | float = 1.0
-            if number == 0 and model.feature_scale is not None:
-                scale = torch.cat([model.feature_scale, torch.ones(num_actions)])
-            target, index, power = f"networks.norms.{number}", (member, 0), scale**-2
-            placed.append(Placement(f"{norm}.scale", f"{target}.scale", index))
-            placed.append(Placement(f"{norm}.bias", f"{target}.offset", index))
-            placed.append(Placement(f"{norm}.ra_mean", f"{target}.mean", index, scale=1.0 / scale))
-            offset = eps * power - EPSILON
-            placed.append(
-                Placement(f"{norm}.ra_var", f"{target}.variance", index, False, power, offset)
-            )
-    return Placed(placed)
+        inputs, norms = model.input_scale(model.spaces.action.num_components), []
+        for number, norm in enumerate(model.norms(critic)):
+            norms += _place_norm(model, norm, f"networks.norms.{number}", member, inputs)
+            inputs = 1.0  # the first normalization reads the features
+        *hidden, last = model.required_stems(critic)
+        chains.append(Chain(hidden, [Layer(last)], inputs, "networks", member, norms))
+    if not chains:
+        raise CheckpointError(f"'policy.pth' of the model has no critics '{prefix}qf0.'")
+    return chains
 
 
-class Part(NamedTuple):
+def _place_norm(
+    model: Model, norm: str, target: str, member: int, inputs: Factor
+) -> list[Placement]:
+    power = inputs**-2
+    offset = model.settings.get("batch_norm_eps", EPSILON) * power - EPSILON
+    return [
+        Placement(f"{norm}.scale", f"{target}.scale", member),
+        Placement(f"{norm}.bias", f"{target}.offset", member),
+        Placement(f"{norm}.ra_mean", f"{target}.mean", member, scale=1.0 / inputs),
+        Placement(f"{norm}.ra_var", f"{target}.variance", member, scale=power, offset=offset),
+    ]
+
+
+@dataclass(frozen=True)
+class Part:
     """One network of ours: where it is in both, and the optimizers of both."""
 
     member: str
     prefix: str
-    place: Callable[[Model, str], Placed]
+    chains: Callable[[Model, str], list[Chain]]
     optimizer: str | None = None
     """Our attribute; None: a target, which has none."""
     source_optimizer: str = ""
     trained: tuple[str, ...] = ()
     """Prefixes of the tensors that SB3's optimizer trains, in its order."""
 
-
-def _hidden_sizes(actor: list[int], critic: list[int]) -> dict[str, Any]:
-    if actor == critic:
-        return {"hidden_sizes": actor}
-    return {"actor_hidden_sizes": actor, "critic_hidden_sizes": critic}
-
-
-def _actor_critic_sizes(model: Model, prefix: str) -> dict[str, Any]:
-    policy, value, _ = _actor_critic_stems(model)
-    return _hidden_sizes(model.widths(policy[:-1]), model.widths(value[:-1]))
-
-
-def _q_sizes(model: Model, prefix: str) -> dict[str, Any]:
-    stems = model.stems(f"{prefix}{prefix}")
-    if not stems:
-        raise CheckpointError("'policy.pth' of the model has no Q-network")
-    *hidden, outputs = model.widths(stems)
-    return {"hidden_sizes": hidden, "num_quantiles": outputs // model.spaces.action.choices[0]}
-
-
-def _deterministic_sizes(model: Model, prefix: str) -> dict[str, Any]:
-    stems = model.stems("actor.mu.")
-    if not stems:
-        raise CheckpointError("'policy.pth' of the model has no actor")
-    return _sizes_with_critics(model, model.widths(stems[:-1]))
-
-
-def _gaussian_sizes(model: Model, prefix: str) -> dict[str, Any]:
-    """The clipped mean of gSDE is one more layer."""
-    mean, has_sde, clip = _gaussian_head(model)
-    if not mean or not (has_sde or model.has("actor.log_std")):
-        raise CheckpointError("'policy.pth' of the model has no squashed Gaussian policy")
-    if clip and model.settings.activation != "relu":
-        raise CheckpointError(
-            f"the mean of this gSDE policy is clipped to ±{clip:g}, which is imported for the activation relu only, not"
-            f" for {model.settings.activation}"
-        )
-    latent = model.widths(model.stems("actor.latent_pi."))
-    return _sizes_with_critics(
-        model, [*latent, 2 * len(model.weights[f"{mean}.weight"])] if clip else latent
-    )
-
-
-def _sizes_with_critics(model: Model, actor: list[int]) -> dict[str, Any]:
-    critics = [model.widths(model.stems(critic)) for critic in model.critics("critic.")]
-    if not critics or any(critic[:-1] != critics[0][:-1] for critic in critics):
-        raise CheckpointError(
-            "'policy.pth' of the model has no critics, or critics of several shapes"
-        )
-    *critic, outputs = critics[0]
-    return {**_hidden_sizes(actor, critic), "num_critics": len(critics), "num_quantiles": outputs}
-
-
-POLICY = Part("policy", "", _place_actor_critic, "optimizer", "policy", ("",))
-CRITIC = Part("critic", "critic.", _place_critics, "critic_optimizer", "critic", ("critic.",))
-TARGET_CRITIC = Part("target_critic", "critic_target.", _place_critics)
-GAUSSIAN = Part("actor", "actor.", _place_gaussian, "actor_optimizer", "actor", ("actor.",))
-DETERMINISTIC = Part(
-    "actor", "actor.", _place_deterministic, "actor_optimizer", "actor", ("actor.",)
-)
-TARGET_ACTOR = Part("target_actor", "actor_target.", _place_deterministic)
-
-
-def _q_networks(name: str) -> tuple[Part, Part]:
-    trained = (f"{name}.", f"{name}_target.")
-    online = Part("network", f"{name}.", _place_q_network, "optimizer", "policy", trained)
-    return online, Part("target_network", f"{name}_target.", _place_q_network)
+    def place(self, model: Model) -> list[Placement]:
+        """Placements of all of its tensors."""
+        placed = model.place_cnn(self.prefix)
+        for chain in self.chains(model, self.prefix):
+            placed += chain.place()
+        return placed
 
 
 @dataclass(frozen=True)
 class Networks:
     """The networks of an algorithm."""
 
-    sizes: Callable[[Model, str], dict[str, Any]]
-    """Reads the hidden layers, and the numbers that `counts` names."""
     parts: tuple[Part, ...]
     """The first is the network that acts."""
     counts: tuple[str, ...] = ()
@@ -416,12 +323,18 @@ class Networks:
 
     def read_sizes(self, model: Model) -> dict[str, Any]:
         """Settings of our algorithm that follow from the shapes of the weights."""
-        found = self.sizes(model, self.parts[0].prefix)
-        return {
-            name: value
-            for name, value in found.items()
-            if name.endswith("hidden_sizes") or name in self.counts
-        }
+        trained = [part for part in self.parts if part.optimizer is not None]
+        chains = [chain for part in trained for chain in part.chains(model, part.prefix)]
+        widths = [chain.widths(model) for chain in chains]
+        actor, *critics = [layers[:-1] for layers in widths]
+        if any(critic != critics[0] for critic in critics):
+            raise CheckpointError("'policy.pth' of the model has critics of several shapes")
+        sizes: dict[str, Any] = {"hidden_sizes": actor}
+        if critics and critics[0] != actor:
+            sizes = {"actor_hidden_sizes": actor, "critic_hidden_sizes": critics[0]}
+        num_quantiles = widths[-1][-1] // max(1, model.spaces.action.num_options)
+        counts = {"num_critics": len(critics), "num_quantiles": num_quantiles}
+        return sizes | {name: counts[name] for name in self.counts}
 
     def has_cnn(self, model: Model) -> bool:
         """Whether the policy reads an image."""
@@ -438,61 +351,41 @@ class Networks:
 
     def refuse_unused(self, model: Model, used: set[str]) -> None:
         """Refuse a model whose acting network has a tensor that was not taken."""
+        known = (*ALIASES, "log_std", "actor.log_std")
         for name in model.weights.keys() - used:
-            is_known = name.startswith((*ALIASES, "log_std", "actor.log_std")) or name.endswith(
-                BUFFERS
-            )
+            is_known = name.startswith(known) or name.endswith(BUFFERS)
             if name.startswith(self.parts[0].prefix) and not is_known:
                 raise CheckpointError(
                     f"the policy has '{name:.100}', which has no counterpart here: it would act differently"
                 )
 
 
-TWINS = (GAUSSIAN, CRITIC, TARGET_CRITIC)
-WITH_TARGETS = (DETERMINISTIC, CRITIC, TARGET_ACTOR, TARGET_CRITIC)
+POLICY = Part("policy", "", _actor_critic, "optimizer", "policy", ("",))
+GAUSSIAN = Part("actor", "actor.", _gaussian, "actor_optimizer", "actor", ("actor.",))
+DETERMINISTIC = Part("actor", "actor.", _deterministic, "actor_optimizer", "actor", ("actor.",))
+CRITIC = Part("critic", "critic.", _critics, "critic_optimizer", "critic", ("critic.",))
+TARGET_CRITIC = Part("target_critic", "critic_target.", _critics)
+TARGET_ACTOR = Part("target_actor", "actor_target.", _deterministic)
+SOFT = (GAUSSIAN, CRITIC, TARGET_CRITIC)
+DELAYED = Networks((DETERMINISTIC, CRITIC, TARGET_ACTOR, TARGET_CRITIC), ("num_critics",))
+
+
+def _q_networks(name: str) -> tuple[Part, Part]:
+    prefixes = (f"{name}.", f"{name}_target.")
+    return (
+        Part("network", prefixes[0], _q_network, "optimizer", "policy", prefixes),
+        Part("target_network", prefixes[1], _q_network),
+    )
+
+
 NETWORKS = {
-    "ppo": Networks(_actor_critic_sizes, (POLICY,)),
-    "a2c": Networks(_actor_critic_sizes, (POLICY,)),
-    "dqn": Networks(_q_sizes, _q_networks("q_net")),
-    "qrdqn": Networks(_q_sizes, _q_networks("quantile_net"), ("num_quantiles",)),
-    "sac": Networks(_gaussian_sizes, TWINS),
-    "tqc": Networks(_gaussian_sizes, TWINS, ("num_critics", "num_quantiles")),
-    "crossq": Networks(_gaussian_sizes, (GAUSSIAN, CRITIC), has_norms=True),
-    "td3": Networks(_deterministic_sizes, WITH_TARGETS, ("num_critics",)),
-    "ddpg": Networks(_deterministic_sizes, WITH_TARGETS, ("num_critics",)),
+    "ppo": Networks((POLICY,)),
+    "a2c": Networks((POLICY,)),
+    "dqn": Networks(_q_networks("q_net")),
+    "qrdqn": Networks(_q_networks("quantile_net"), ("num_quantiles",)),
+    "sac": Networks(SOFT),
+    "tqc": Networks(SOFT, ("num_critics", "num_quantiles")),
+    "crossq": Networks(SOFT[:2], has_norms=True),
+    "td3": DELAYED,
+    "ddpg": DELAYED,
 }
-
-
-def refuse_two_cnns(weights: Weights) -> None:
-    """Refuse an actor-critic whose policy and value function read images with two CNNs."""
-    for name, tensor in weights.items():
-        alias = name.removeprefix("vf_")
-        if alias != name and alias in weights and not torch.equal(tensor, weights[alias]):
-            raise CheckpointError(
-                "policy and value function read images with two CNNs: no counterpart"
-            )
-
-
-def fold_norms(model: Model) -> Model:
-    """The actor of CrossQ without batch normalizations: running statistics make them a part of the next layer."""
-    norms, stems = model.norms("actor.latent_pi."), model.stems("actor.latent_pi.")
-    if not norms:
-        return model
-    eps = model.settings.get("batch_norm_eps", EPSILON)
-    folded = {
-        name: tensor
-        for name, tensor in model.weights.items()
-        if not name.startswith(tuple(f"{norm}." for norm in norms))
-    }
-    heads = [name for name in ("actor.mu.0", "actor.mu", "actor.log_std") if model.has(name)]
-    for norm, followers in zip(norms, [*([stem] for stem in stems), heads], strict=True):
-        scale, bias, mean, variance = (
-            model.weights[f"{norm}.{name}"] for name in ("scale", "bias", "ra_mean", "ra_var")
-        )
-        factor = scale * (variance + eps).rsqrt()
-        shift = bias - mean * factor
-        for stem in followers:
-            weight = model.weights[f"{stem}.weight"]
-            folded[f"{stem}.weight"] = weight * factor
-            folded[f"{stem}.bias"] = model.weights[f"{stem}.bias"] + torch.mv(weight, shift)
-    return replace(model, weights=folded, is_folded=True)

@@ -10,32 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.algorithms.optim import Adam
 from rl_training.envs.factory import EnvSource
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
 from rl_training.experiment.config import TrainConfig, resolve_config
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.run_folder import TrainingRun
 from rl_training.importers.files import Archive, read_archive
-from rl_training.importers.networks import (
-    NETWORKS,
-    Model,
-    Networks,
-    Part,
-    Placed,
-    Weights,
-    fold_norms,
-    refuse_two_cnns,
-)
+from rl_training.importers.networks import NETWORKS, Model
 from rl_training.importers.normalization import (
     VecNormalizeState,
     read_normalization,
     read_vecnormalize,
 )
+from rl_training.importers.rewriting import rewrite
 from rl_training.importers.settings import (
     ALGORITHMS,
     Report,
@@ -46,8 +35,8 @@ from rl_training.importers.settings import (
     read_shape,
     whole,
 )
+from rl_training.importers.transfer import Transfer, load_normalizers, set_counters
 from rl_training.importers.verification import verify
-from rl_training.models.normalizer import RewardNormalizer
 from rl_training.runtime.assembly import make_algorithm
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.run import run_training
@@ -185,8 +174,7 @@ def convert(
         spaces.obs, statistics, Model(archive.weights, policy, spaces), report
     )
     with _translate_errors(archive):
-        model = fold_norms(model)
-        refuse_two_cnns(archive.weights)
+        model = rewrite(model)
         sizes = networks.read_sizes(model)
         _check_spaces(archive, networks.has_cnn(model), spaces)
     step = whole(archive.settings.get("num_timesteps"))
@@ -223,9 +211,10 @@ def convert(
         config.replace(device="cpu"), algo_config, spaces, RunSeeds.from_seed(config.seed)
     )
     with _translate_errors(archive):
-        num_updates = _fill(algorithm, model, networks, archive, report)
-    _load_normalizers(algorithm, normalizers)
-    _set_counters(algorithm, step, num_updates)
+        members = algorithm.stateful_members()
+        num_updates = Transfer(archive, model, networks, members, report).load()
+    load_normalizers(algorithm, normalizers)
+    set_counters(algorithm, step, num_updates)
     report.leave("generators, environments", "a run that continues has its own")
     if "buffer_size" in archive.settings:
         report.leave("replay buffer", "a model's zip has none: it begins empty")
@@ -329,155 +318,3 @@ def _num_envs(archive: Archive, report: Report) -> int:
         return count
     report.leave("n_envs", f"{count!r:.20} is not from 1 to {MAX_ENVS}: one environment here")
     return 1
-
-
-def _fill(
-    algorithm: Algorithm[Any], model: Model, networks: Networks, archive: Archive, report: Report
-) -> int:
-    """Load networks and optimizers; returns the gradient steps that the optimizers count."""
-    members: dict[str, Any] = algorithm.stateful_members()
-    unfit = networks.unfit_critics(model)
-    used: set[str] = set()
-    steps = [0]
-    for part in networks.parts:
-        if unfit and "critic" in part.member:
-            continue
-        placed, module = part.place(model, part.prefix), members[part.member]
-        sources = {one.source for one in placed.placements}
-        module.load_state_dict(_filled(placed, module.state_dict(), model.weights))
-        report.take(
-            part.member, f"{sum(model.weights[name].numel() for name in sources):,} numbers"
-        )
-        used |= sources
-        if part.optimizer is not None:
-            steps.append(_load_moments(part, placed, model, members, archive, report))
-    if unfit:
-        report.leave("critic", unfit)
-    networks.refuse_unused(model, used)
-    steps.append(_load_temperature(members, archive, report))
-    return max(steps)
-
-
-def _filled(placed: Placed, state: Weights, weights: Weights) -> dict[str, Tensor]:
-    """The state of our network with the model's weights."""
-    filled = {name: tensor.clone() for name, tensor in state.items()}
-    for target, index, value in placed.constants:
-        filled[target][index] = value
-    for one in placed.placements:
-        one.put(weights[one.source] * one.scale + one.offset, filled)
-    return filled
-
-
-def _load_moments(
-    part: Part,
-    placed: Placed,
-    model: Model,
-    members: Mapping[str, Any],
-    archive: Archive,
-    report: Report,
-) -> int:
-    """Load Adam's moments and step count; returns the count."""
-    optimizer, module, what = (
-        members[str(part.optimizer)],
-        members[part.member],
-        f"optimizer of {part.member}",
-    )
-    found = None
-    if placed.is_trained_alike and isinstance(optimizer, Adam):
-        found = _moments_of(part, model, archive)
-    if found is None:
-        has_state = placed.is_trained_alike or part.source_optimizer in archive.optimizers
-        reason = (
-            "its state is not Adam's, or does not fit"
-            if placed.is_trained_alike
-            else "its layers differ here"
-        )
-        if has_state:
-            report.leave(what, f"{reason}: Adam begins anew")
-        return 0
-    step, *both = found
-    moments = []
-    for power, moment in enumerate(both, start=1):  # of gradients, and of squared gradients
-        zeros = {name: torch.zeros_like(one) for name, one in module.named_parameters()}
-        for one in placed.placements:
-            if one.source in moment:
-                one.put(moment[one.source] * (1.0 / one.scale) ** power, zeros)
-        moments.append(list(zeros.values()))
-    _set_moments(optimizer, moments[0], moments[1], step)
-    report.take(what, f"Adam's moments, {step:,} steps")
-    return step
-
-
-def _moments_of(part: Part, model: Model, archive: Archive) -> tuple[int, Weights, Weights] | None:
-    """Step count and both moments by the names of SB3's parameters; None unless all of them fit."""
-    state = archive.optimizers.get(part.source_optimizer)
-    groups = state["param_groups"] if state else []
-    keys = groups[0].get("params") if len(groups) == 1 and isinstance(groups[0], dict) else None
-    if state is None or not isinstance(keys, list):
-        return None
-    first, second, steps = {}, {}, set()
-    for name, key in zip(model.trained(*part.trained), keys, strict=False):
-        entry = state["state"].get(key) if isinstance(key, int) else None
-        if entry is None:
-            continue
-        mean = entry.get("exp_avg", torch.zeros_like(model.weights[name]))  # RMSprop has none
-        square = entry.get("exp_avg_sq", entry.get("square_avg"))
-        if not all(
-            isinstance(one, Tensor) and one.shape == model.weights[name].shape
-            for one in (mean, square)
-        ):
-            return None
-        first[name], second[name] = mean, square
-        steps.add(_step_of(entry))
-    return (steps.pop(), first, second) if len(steps) == 1 else None
-
-
-def _load_temperature(members: Mapping[str, Any], archive: Archive, report: Report) -> int:
-    """The entropy temperature and its optimizer, whose step count it returns."""
-    log_alpha = archive.variables.get("log_ent_coef")
-    if "temperature" not in members or log_alpha is None or log_alpha.numel() != 1:
-        return 0
-    members["temperature"].load_state_dict({"log_alpha": log_alpha.reshape(())})
-    report.take("temperature", f"alpha {float(log_alpha.exp()):.4g}")
-    state = archive.optimizers.get("ent_coef")
-    entry: dict[str, Any] = next(iter(state["state"].values()), {}) if state else {}
-    first, second = entry.get("exp_avg"), entry.get("exp_avg_sq")
-    if not (
-        isinstance(first, Tensor)
-        and isinstance(second, Tensor)
-        and first.numel() == second.numel() == 1
-    ):
-        return 0
-    _set_moments(
-        members["alpha_optimizer"], [first.reshape(())], [second.reshape(())], _step_of(entry)
-    )
-    return _step_of(entry)
-
-
-def _set_moments(optimizer: Adam, first: list[Tensor], second: list[Tensor], step: int) -> None:
-    values = {"first": first, "second": second, "step": torch.tensor(float(step))}
-    optimizer.load_state_dict({**optimizer.state_dict(), **values})
-
-
-def _step_of(entry: Mapping[str, Any]) -> int:
-    """Adam's step count, which older versions keep as a number and newer ones as a tensor."""
-    step = entry.get("step", 0)
-    return whole(float(step) if isinstance(step, Tensor) and step.numel() == 1 else step)
-
-
-def _load_normalizers(algorithm: Algorithm[Any], found: Mapping[str, dict[str, Tensor]]) -> None:
-    members: dict[str, Any] = algorithm.stateful_members()
-    if "normalize_obs" in found:
-        owner = members.get("preprocessor") or members["policy"].preprocessor
-        owner.normalizer.load_state_dict(found["normalize_obs"])
-    rewards = members.get("reward_normalizer")
-    if "normalize_reward" in found and isinstance(rewards, RewardNormalizer):
-        rewards.statistics.load_state_dict(found["normalize_reward"])
-
-
-def _set_counters(algorithm: Algorithm[Any], step: int, num_updates: int) -> None:
-    """Continue the counters of target copies and delayed updates where SB3 stopped."""
-    algorithm.global_step = step
-    interval = getattr(algorithm.config, "target_update_interval", None)
-    values = {"updates": num_updates, "target_copies": 0 if interval is None else step // interval}
-    algorithm.counters |= {name: values[name] for name in algorithm.counters.keys() & values.keys()}
