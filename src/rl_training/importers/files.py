@@ -59,7 +59,10 @@ def read_archive(path: Path) -> Archive:
             with zipfile.ZipFile(file) as archive:
                 infos = archive.infolist()
                 _check_members(path, infos)
-                contents = {info.filename: _read_member(path, archive, info) for info in infos}
+                contents = {info.filename: archive.read(info) for info in infos}
+                for info in infos:
+                    if len(contents[info.filename]) != info.file_size:
+                        raise zipfile.BadZipFile(f"the size of member '{info.filename}' differs")
         except NOT_READABLE as error:
             raise CheckpointError(f"'{path}' is not a readable zip file: {error!s:.200}") from None
     for name in ("data", "policy.pth"):
@@ -67,25 +70,20 @@ def read_archive(path: Path) -> Archive:
             raise CheckpointError(
                 f"'{path}' is not a model of Stable-Baselines3: it has no member '{name}'"
             )
-    variables: dict[str, Tensor] = {}
+    tensors: Weights = {}
     optimizers = {}
     for name, data in contents.items():
         match = OPTIMIZER.fullmatch(name)
         if match:
             optimizers[match[1]] = _read_optimizer(path, name, data)
         elif name in VARIABLES:
-            variables |= _read_tensors(path, name, data)
-    settings, weights = (
-        _read_settings(path, contents["data"]),
-        _read_tensors(path, "policy.pth", contents["policy.pth"]),
-    )
-    version = (
-        contents.get("_stable_baselines3_version", b"before 1.0")[:32]
-        .decode("ascii", "replace")
-        .strip()
-    )
+            tensors |= _read_tensors(path, name, data)
+    settings = _read_settings(path, contents["data"])
+    weights = _read_tensors(path, "policy.pth", contents["policy.pth"])
+    given = contents.get("_stable_baselines3_version", b"before 1.0")[:32]
+    version = given.decode("ascii", "replace").strip()
     version = version if re.fullmatch(r"[\w. ]+", version) else "unknown"
-    return Archive(path, settings, weights, variables, optimizers, version)
+    return Archive(path, settings, weights, tensors, optimizers, version)
 
 
 def _check_members(path: Path, infos: list[zipfile.ZipInfo]) -> None:
@@ -94,7 +92,7 @@ def _check_members(path: Path, infos: list[zipfile.ZipInfo]) -> None:
         raise CheckpointError(
             f"'{path}' has {len(infos):,} members, more than the {MAX_MEMBERS} of a model"
         )
-    names = set()
+    names: set[str] = set()
     for info in infos:
         name = info.filename
         if not MEMBER_NAME.fullmatch(name):
@@ -116,14 +114,6 @@ def _check_members(path: Path, infos: list[zipfile.ZipInfo]) -> None:
         raise CheckpointError(
             f"'{path}' would unpack to {total:,} bytes, more than the limit of {MAX_BYTES:,}"
         )
-
-
-def _read_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    with archive.open(info) as member:
-        data = member.read(info.file_size + 1)
-    if len(data) != info.file_size:
-        raise CheckpointError(f"member '{info.filename}' of '{path}' is damaged: its size differs")
-    return data
 
 
 def _read_settings(path: Path, data: bytes) -> dict[str, Any]:
@@ -167,10 +157,9 @@ def _read_tensors(path: Path, name: str, data: bytes) -> dict[str, Tensor]:
 def _read_optimizer(path: Path, name: str, data: bytes) -> dict[str, Any]:
     state = _load(path, name, data)
     entries, groups = state.get("state"), state.get("param_groups")
-    parts = (
-        entries.items() if isinstance(entries, dict) and isinstance(groups, list) else [("", None)]
-    )
-    for key, entry in parts:
+    if not isinstance(entries, dict) or not isinstance(groups, list):
+        entries = {"": None}
+    for key, entry in entries.items():
         if not isinstance(entry, dict):
             raise CheckpointError(f"'{name}' of '{path}' is not the state of an optimizer")
         for part, value in entry.items():
@@ -186,10 +175,8 @@ def _load(path: Path, name: str, data: bytes) -> dict[Any, Any]:
     except (
         Exception
     ) as error:  # torch raises many types of errors for damaged and for hostile files
-        lines = [
-            line.strip()
-            for line in str(error).partition("Please file an issue")[0].strip().splitlines()
-        ]
+        text = str(error).partition("Please file an issue")[0].strip()
+        lines = [line.strip() for line in text.splitlines()]
         named = [line for line in lines if "GLOBAL" in line or "Unsupported" in line]
         detail = " ".join(named or lines[:1]) or type(error).__name__
         raise CheckpointError(

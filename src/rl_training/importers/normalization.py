@@ -104,7 +104,12 @@ def read_normalization(
         raise CheckpointError(
             f"bytes of shape {spec.shape} are an image for SB3 and a vector here: no counterpart"
         )
-    model = replace(model, pixel_scale=1.0 if model.settings.normalize_images else BYTES)
+    model = replace(
+        model,
+        pixel_scale=1.0
+        if model.settings.values.get("normalize_images", True) is not False
+        else BYTES,
+    )
     found: dict[str, dict[str, Tensor]] = {}
     scales = _our_scales(spec)
     if state is None or not state.obs:

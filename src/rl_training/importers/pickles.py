@@ -63,22 +63,36 @@ class Record:
         return None
 
 
+class _RefusalError(Exception):
+    """What a pickle does that no file of VecNormalize needs."""
+
+
 def read_pickle(data: bytes, source: str) -> Any:
     """The object in a pickle, or a `CheckpointError` that names `source` and the first thing that is refused."""
-    machine = _Machine(source)
+    stack: list[Any] = []
+    memo: dict[int, Any] = {}
     try:
         for count, (opcode, argument, _) in enumerate(pickletools.genops(io.BytesIO(data))):
             if count > MAX_OPCODES:
-                raise CheckpointError(f"{source} is larger than any file of VecNormalize")
-            run = ACTIONS.get(opcode.name)
-            if run is None:
-                raise CheckpointError(
-                    f"{source} uses the opcode {opcode.name}, which no file of VecNormalize needs"
+                raise _RefusalError("is larger than any file of VecNormalize")
+            if opcode.name in PUSHED:
+                stack.append(argument)
+            elif opcode.name in PUT:
+                memo[len(memo) if argument is None else int(argument)] = stack[-1]
+            elif opcode.name in GET:
+                stack.append(memo[int(argument)])
+            elif opcode.name == "GLOBAL":
+                stack.append(_name(*argument.split(" ", 1)))
+            elif opcode.name in MAKERS:
+                made = MAKERS[opcode.name](*_take(stack, opcode))
+                stack += [made] * len(opcode.stack_after)
+            elif opcode.name not in IGNORED:
+                raise _RefusalError(
+                    f"uses the opcode {opcode.name}, which no file of VecNormalize needs"
                 )
-            run(machine, argument)
-        return plain(machine.pop())
-    except CheckpointError:
-        raise
+        return plain(stack.pop())
+    except _RefusalError as error:
+        raise CheckpointError(f"{source} {error}") from None
     except (
         ValueError,
         IndexError,
@@ -127,58 +141,50 @@ def _make_array(dtype: Any, data: Any, shape: Any, order: Any) -> Any:
     return np.frombuffer(bytes(data), kind).reshape(tuple(int(size) for size in shape), order=order)
 
 
-class _Machine:
-    """The stack and the memo of a pickle, without the ability to call anything."""
+def _take(stack: list[Any], opcode: pickletools.OpcodeInfo) -> list[Any]:
+    """Take what an opcode needs from the stack; all values since the last mark are one list."""
+    taken = []
+    for kind in reversed(opcode.stack_before):
+        if kind is pickletools.stackslice:
+            mark = len(stack) - 1 - stack[::-1].index(MARK)
+            taken.append(stack[mark + 1 :])
+            del stack[mark:]
+        elif kind is not pickletools.markobject:
+            taken.append(stack.pop())
+    return taken[::-1]
 
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self.stack: list[Any] = []
-        self.memo: dict[int, Any] = {}
 
-    def push(self, value: Any) -> None:
-        self.stack.append(value)
+def _name(module: Any, name: Any) -> Name:
+    path = f"{module}.{name}"
+    if str(module).partition(".")[0] not in KNOWN_PACKAGES and path not in BUILTINS:
+        raise _RefusalError(
+            f"names '{path:.100}', which no file of VecNormalize needs: it was not run"
+        )
+    return Name(path)
 
-    def pop(self) -> Any:
-        return self.stack.pop()
 
-    def pop_to_mark(self) -> list[Any]:
-        index = len(self.stack) - 1 - self.stack[::-1].index(MARK)
-        items = self.stack[index + 1 :]
-        del self.stack[index:]
-        return items
+def _record(function: Any, arguments: Any, keywords: Any = None) -> Record:
+    if not isinstance(function, Name) or not isinstance(arguments, tuple):
+        raise _RefusalError("calls something that is not a class")
+    return Record(function.path, tuple(plain(one) for one in arguments))
 
-    def push_tuple(self, count: int) -> None:
-        items = self.stack[len(self.stack) - count :]
-        del self.stack[len(self.stack) - count :]
-        self.push(tuple(items))
 
-    def push_name(self, module: Any, name: Any) -> None:
-        path = f"{module}.{name}"
-        if str(module).partition(".")[0] not in KNOWN_PACKAGES and path not in BUILTINS:
-            raise CheckpointError(
-                f"{self._source} names '{path:.100}', which no file of VecNormalize needs: it was not run"
-            )
-        self.push(Name(path))
+def _with_state(target: Any, state: Any) -> Any:
+    if not isinstance(target, Record):
+        raise _RefusalError("sets the state of something that is not an object")
+    target.state = state
+    return target
 
-    def push_record(self, function: Any, arguments: Any) -> None:
-        if not isinstance(function, Name) or not isinstance(arguments, tuple):
-            raise CheckpointError(f"{self._source} calls something that is not a class")
-        self.push(Record(function.path, tuple(plain(one) for one in arguments)))
 
-    def set_state(self, state: Any) -> None:
-        if not isinstance(self.stack[-1], Record):
-            raise CheckpointError(
-                f"{self._source} sets the state of something that is not an object"
-            )
-        self.stack[-1].state = state
+def _extended(target: Any, items: list[Any]) -> Any:
+    if not isinstance(target, Record):  # those of an object are of no interest
+        target.extend(items)
+    return target
 
-    def extend(self, items: list[Any]) -> None:
-        if not isinstance(self.stack[-1], Record):  # those of an object are of no interest
-            self.stack[-1].extend(items)
 
-    def update(self, items: list[Any]) -> None:
-        target = self.stack[-1]
-        (target.items if isinstance(target, Record) else target).update(_pairs(items))
+def _updated(target: Any, items: list[Any]) -> Any:
+    (target.items if isinstance(target, Record) else target).update(_pairs(items))
+    return target
 
 
 def _pairs(items: list[Any]) -> dict[Any, Any]:
@@ -189,60 +195,30 @@ def _pairs(items: list[Any]) -> dict[Any, Any]:
     return dict(zip(keys, items[1::2], strict=True))
 
 
-def _push_popped(machine: _Machine, function: Callable[..., None], count: int) -> None:
-    """Call `function` with the last `count` values of the stack."""
-    values = [machine.pop() for _ in range(count)]
-    function(*reversed(values))
-
-
-Action = Callable[[_Machine, Any], Any]
 PUSHED = re.findall(
     r"\w+",
     "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE"
     " SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8",
 )
-ACTIONS: dict[str, Action] = {
-    **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda machine, _: None),
-    **dict.fromkeys(PUSHED, _Machine.push),
-    "NONE": lambda machine, _: machine.push(None),
-    "NEWTRUE": lambda machine, _: machine.push(True),
-    "NEWFALSE": lambda machine, _: machine.push(False),
-    "MARK": lambda machine, _: machine.push(MARK),
-    **dict.fromkeys(("EMPTY_LIST", "EMPTY_SET"), lambda machine, _: machine.push([])),
-    "EMPTY_TUPLE": lambda machine, _: machine.push(()),
-    "EMPTY_DICT": lambda machine, _: machine.push({}),
-    "TUPLE1": lambda machine, _: machine.push_tuple(1),
-    "TUPLE2": lambda machine, _: machine.push_tuple(2),
-    "TUPLE3": lambda machine, _: machine.push_tuple(3),
-    "TUPLE": lambda machine, _: machine.push(tuple(machine.pop_to_mark())),
-    **dict.fromkeys(("LIST", "FROZENSET"), lambda machine, _: machine.push(machine.pop_to_mark())),
-    "DICT": lambda machine, _: machine.push(_pairs(machine.pop_to_mark())),
-    **dict.fromkeys(
-        ("PUT", "BINPUT", "LONG_BINPUT"), lambda m, key: m.memo.update({int(key): m.stack[-1]})
-    ),
-    "MEMOIZE": lambda machine, _: machine.memo.update({len(machine.memo): machine.stack[-1]}),
-    **dict.fromkeys(
-        ("GET", "BINGET", "LONG_BINGET"), lambda machine, key: machine.push(machine.memo[int(key)])
-    ),
-    "POP": lambda machine, _: machine.pop(),
-    "POP_MARK": lambda machine, _: machine.pop_to_mark(),
-    "DUP": lambda machine, _: machine.push(machine.stack[-1]),
-    "APPEND": lambda machine, _: machine.extend([machine.pop()]),
-    **dict.fromkeys(
-        ("APPENDS", "ADDITEMS"), lambda machine, _: machine.extend(machine.pop_to_mark())
-    ),
-    "SETITEM": lambda machine, _: _push_popped(
-        machine, lambda *pair: machine.update(list(pair)), 2
-    ),
-    "SETITEMS": lambda machine, _: machine.update(machine.pop_to_mark()),
-    "GLOBAL": lambda machine, names: machine.push_name(*str(names).split(" ", 1)),
-    "STACK_GLOBAL": lambda machine, _: _push_popped(machine, machine.push_name, 2),
-    **dict.fromkeys(
-        ("REDUCE", "NEWOBJ"), lambda machine, _: _push_popped(machine, machine.push_record, 2)
-    ),
-    "NEWOBJ_EX": lambda machine, _: _push_popped(
-        machine, lambda cls, given, _: machine.push_record(cls, given), 3
-    ),
-    "BUILD": lambda machine, _: machine.set_state(machine.pop()),
+PUT, GET = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), ("GET", "BINGET", "LONG_BINGET")
+IGNORED = ("PROTO", "FRAME", "STOP")
+MAKERS: dict[str, Callable[..., Any]] = {
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "MARK": lambda: MARK,
+    **dict.fromkeys(("EMPTY_LIST", "EMPTY_SET", "LIST", "FROZENSET"), list),
+    **dict.fromkeys(("EMPTY_TUPLE", "TUPLE"), tuple),
+    **dict.fromkeys(("TUPLE1", "TUPLE2", "TUPLE3"), lambda *values: values),
+    "EMPTY_DICT": dict,
+    "DICT": _pairs,
+    "APPEND": lambda target, item: _extended(target, [item]),
+    **dict.fromkeys(("APPENDS", "ADDITEMS"), _extended),
+    "SETITEM": lambda target, *pair: _updated(target, list(pair)),
+    "SETITEMS": _updated,
+    "STACK_GLOBAL": _name,
+    **dict.fromkeys(("REDUCE", "NEWOBJ", "NEWOBJ_EX"), _record),
+    "BUILD": _with_state,
+    **dict.fromkeys(("POP", "POP_MARK", "DUP"), lambda value: value),
 }
-"""What each opcode does; any other is refused."""
+"""What each opcode makes of the values that it takes from the stack; opcodes that are not listed are refused."""

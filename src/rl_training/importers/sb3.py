@@ -15,7 +15,6 @@ from rl_training.algorithms.base import Algorithm
 from rl_training.envs.factory import EnvSource
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
 from rl_training.experiment.config import TrainConfig, resolve_config
-from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.run_folder import TrainingRun
 from rl_training.importers.files import Archive, read_archive
 from rl_training.importers.networks import NETWORKS, Model
@@ -26,39 +25,29 @@ from rl_training.importers.normalization import (
 )
 from rl_training.importers.rewriting import rewrite
 from rl_training.importers.settings import (
-    ALGORITHMS,
     Report,
     find_algorithm,
     read_bounds,
     read_hyperparameters,
+    read_num_envs,
     read_policy_settings,
     read_shape,
     whole,
 )
 from rl_training.importers.transfer import Transfer, load_normalizers, set_counters
 from rl_training.importers.verification import verify
-from rl_training.runtime.assembly import make_algorithm
+from rl_training.runtime.assembly import RunSetup
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.run import run_training
-from rl_training.runtime.run_utils import RunSeeds
 from rl_training.runtime.trainer import TrainerState, TrainResult
-from rl_training.spaces.actions import ActionKind
 from rl_training.spaces.spec import Spaces
 from rl_training.terminal.streams import quieted
 
-NETWORK_SETTINGS = frozenset(
-    (
-        "activation",
-        "layer_norm",
-        "hidden_sizes",
-        "actor_hidden_sizes",
-        "critic_hidden_sizes",
-        "network",
-        "memory",
-    )
-) | {"normalize_obs", "dueling", "num_quantiles", "num_critics"}
+NETWORK_SETTINGS = {
+    "activation", "layer_norm", "hidden_sizes", "actor_hidden_sizes", "critic_hidden_sizes", "network", "memory",
+    "normalize_obs", "dueling", "num_quantiles", "num_critics",
+}  # fmt: skip
 """Settings on which the action for an observation depends: they are the model's."""
-MAX_ENVS = 64
 STOP_REASON = "imported from Stable-Baselines3"
 
 
@@ -119,17 +108,12 @@ def import_sb3(
     archive = read_archive(Path(path))
     statistics = None if statistics_file is None else read_vecnormalize(statistics_file)
     conversion = convert(archive, statistics, {**(changes or {}), "env_id": env_id})
-    verified = None
+    verified, config = None, conversion.config
     if verify_with_sb3:
-        found = verify(
-            conversion.algorithm, conversion.config, archive, statistics_file, sb3_python
-        )
-        verified = vars(found)
+        verified = vars(verify(conversion.algorithm, config, archive, statistics_file, sb3_python))
+    suffix = run_suffix or archive.path.stem
     with quieted():
-        callbacks = [_Load(conversion)]
-        result = run_training(
-            conversion.config, run_suffix=run_suffix or Path(path).stem, callbacks=callbacks
-        )
+        result = run_training(config, run_suffix=suffix, callbacks=[_Load(conversion)])
     facts = {"file": archive.path.name, "package": "stable-baselines3", "version": archive.version}
     origin = {**facts, **conversion.report.as_dict(), "verified": verified}
     # Written without owning the folder again, which would count as another attempt at the run.
@@ -148,10 +132,8 @@ class _Load(Callback):
         state = copy.deepcopy(self._conversion.algorithm.state_dict())
         own = trainer.algorithm.state_dict()
         trainer.algorithm.load_state_dict({**state, "generator": own["generator"], "progress": 1.0})
-        trainer.global_step, trainer.update_count = (
-            self._conversion.global_step,
-            self._conversion.num_updates,
-        )
+        trainer.global_step = self._conversion.global_step
+        trainer.update_count = self._conversion.num_updates
         # No update is due for steps that are not in the replay buffer.
         trainer.warm_start_step = trainer.update_calls = trainer.global_step
         trainer.request_stop(STOP_REASON)
@@ -170,46 +152,28 @@ def convert(
     networks, policy = NETWORKS[algo], read_policy_settings(archive, algo)
     _check_statistics(archive, statistics)
     spaces = _spaces_of(changes)
-    normalizers, model = read_normalization(
-        spaces.obs, statistics, Model(archive.weights, policy, spaces), report
-    )
+    plain_model = Model(archive.weights, policy, spaces)
+    normalizers, model = read_normalization(spaces.obs, statistics, plain_model, report)
     with _translate_errors(archive):
         model = rewrite(model)
         sizes = networks.read_sizes(model)
         _check_spaces(archive, networks.has_cnn(model), spaces)
     step = whole(archive.settings.get("num_timesteps"))
-    hyperparameters = read_hyperparameters(archive, algo, report)
+    hyperparameters = read_hyperparameters(archive, algo, step, report)
     hyperparameters |= {
         **dict.fromkeys(normalizers, True),
         "activation": policy.activation,
         **sizes,
     }
-    if ALGORITHMS[algo].acts_on_values:
-        hyperparameters["learning_starts"] = _refill(hyperparameters, step, report)
-    if (
-        "normalize_reward" in normalizers
-        and statistics
-        and statistics.gamma != hyperparameters.get("gamma")
-    ):
-        report.leave(
-            "gamma of VecNormalize",
-            f"{statistics.gamma:g}: rewards are normalized with the algorithm's here",
-        )
-    run = {
-        "algo": algo,
-        "total_timesteps": max(1, step),
-        "num_envs": _num_envs(archive, report),
-        "tags": ["sb3"],
-    }
-    layers = [("the model", {**run, "algo_kwargs": hyperparameters}), ("the command line", changes)]
-    config = resolve_config(layers).config
+    gamma = statistics.gamma if statistics and "normalize_reward" in normalizers else None
+    if gamma not in (None, hyperparameters.get("gamma")):
+        effect = "rewards are normalized with the algorithm's here"
+        report.leave("gamma of VecNormalize", f"{gamma:g}: {effect}")
+    run = {"algo": algo, "total_timesteps": max(1, step), "tags": ["sb3"]}
+    run |= {"num_envs": read_num_envs(archive, report), "algo_kwargs": hyperparameters}
+    config = resolve_config([("the model", run), ("the command line", changes)]).config
     report.take("settings", ", ".join(sorted(hyperparameters)))
-    spec = get_algorithm_spec(algo)
-    algo_config = spec.parse_kwargs(config.algo_kwargs)
-    spec.check_spaces(spaces)
-    algorithm = make_algorithm(
-        config.replace(device="cpu"), algo_config, spaces, RunSeeds.from_seed(config.seed)
-    )
+    algorithm = RunSetup.parse(config.replace(device="cpu")).make_algorithm(spaces)
     with _translate_errors(archive):
         members = algorithm.stateful_members()
         num_updates = Transfer(archive, model, networks, members, report).load()
@@ -238,22 +202,19 @@ def _translate_errors(archive: Archive) -> Iterator[None]:
 
 def _check_statistics(archive: Archive, statistics: VecNormalizeState | None) -> None:
     """An on-policy model that has been trained keeps the original observation only behind VecNormalize."""
-    if "gae_lambda" not in archive.settings:
+    settings = archive.settings
+    has_original = settings.get("_last_original_obs") is not None
+    if "gae_lambda" not in settings or has_original == (statistics is not None):
         return
-    is_normalized = archive.settings.get("_last_original_obs") is not None
-    if (
-        not is_normalized
-        and statistics is not None
-        and archive.settings.get("_last_obs") is not None
-    ):
-        raise CheckpointError(
-            f"'{archive.path}' was trained without VecNormalize, with whose statistics it acts differently: leave"
-            " --vecnormalize out"
-        )
-    if is_normalized and statistics is None:
+    if has_original:
         raise CheckpointError(
             f"'{archive.path}' was trained with VecNormalize, without whose statistics it acts differently: pass"
             " --vecnormalize FILE (the file that VecNormalize.save wrote)"
+        )
+    if settings.get("_last_obs") is not None:
+        raise CheckpointError(
+            f"'{archive.path}' was trained without VecNormalize, with whose statistics it acts differently: leave"
+            " --vecnormalize out"
         )
 
 
@@ -283,38 +244,13 @@ def _check_spaces(archive: Archive, reads_images: bool, spaces: Spaces) -> None:
         raise CheckpointError(
             f"the model reads observations {ways[0]}; this environment's are read {ways[1]}"
         )
-    if action.kind is not ActionKind.CONTINUOUS:
-        if np.any(action.start != 0):
-            raise CheckpointError(
-                "SB3 counts actions from 0, and this environment's start elsewhere"
-            )
-        return
+    if np.any(action.start != 0):
+        raise CheckpointError("SB3 counts actions from 0, and this environment's start elsewhere")
     bounds = read_bounds(archive.settings)
-    if bounds is None or len(bounds[0]) != action.num_components:
+    if action.choices or bounds is None or len(bounds[0]) != action.num_components:
         return
     for own, theirs in zip((action.low, action.high), bounds, strict=True):
         if not np.allclose(own.reshape(-1), theirs, rtol=1e-4, atol=1e-6):
             raise CheckpointError(
                 f"the model's actions are bounded by {theirs}, this environment's by {own.tolist()}"
             )
-
-
-def _refill(hyperparameters: Mapping[str, Any], step: int, report: Report) -> int:
-    """Steps of the model's replay buffer, to be collected before the first update.
-
-    A Q-network acts on what the last update changed: updated from few transitions of one policy, it loses that policy.
-    """
-    held = min(step, int(hyperparameters.get("buffer_capacity", step)))
-    needed = max(held, int(hyperparameters.get("learning_starts", 0)))
-    report.take(
-        "learning_starts", f"{needed:,}: the replay buffer is refilled before the first update"
-    )
-    return needed
-
-
-def _num_envs(archive: Archive, report: Report) -> int:
-    count = archive.settings.get("n_envs")
-    if isinstance(count, int) and 1 <= count <= MAX_ENVS:
-        return count
-    report.leave("n_envs", f"{count!r:.20} is not from 1 to {MAX_ENVS}: one environment here")
-    return 1

@@ -51,6 +51,7 @@ POLICY_KWARGS = _same(
     " features_extractor_class features_extractor_kwargs full_std log_std_init lr_schedule n_critics"
     " n_quantiles net_arch normalize_images optimizer_class optimizer_kwargs ortho_init"
     " renorm_warmup_steps sde_net_arch share_features_extractor squash_output use_expln use_sde"
+    " :type:"
 ).keys()
 """Keys that are read here, show in the weights, or matter in training only."""
 
@@ -118,7 +119,9 @@ LEFT_OF_ALL: dict[str, tuple[Any, str]] = {
     "clip_range_vf": (None, "the value function is not clipped here"),
     "use_sde": (False, "gSDE has no counterpart: exploration begins at exp(log_std_init)"),
 }
-RMSPROP, RMSPROP_OF_SB3 = "RMSprop", "RMSpropTFLike"
+RMSPROPS = ("RMSprop", "RMSpropTFLike")
+HINDSIGHT = "stable_baselines3.her.her_replay_buffer"
+MAX_ENVS = 64
 
 
 @dataclass
@@ -150,7 +153,6 @@ class PolicySettings:
 
     values: Plain
     activation: str
-    normalize_images: bool
 
     def get(self, key: str, default: float) -> float:
         """A number of policy_kwargs."""
@@ -163,14 +165,9 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def is_count(value: Any) -> TypeGuard[float]:
-    """Whether a JSON value is a number of at least 1."""
-    return is_number(value) and 1 <= value <= MAX_STEPS
-
-
 def whole(value: Any) -> int:
     """A count of steps; 0 where it is none."""
-    return int(value) if is_count(value) else 0
+    return int(value) if is_number(value) and 1 <= value <= MAX_STEPS else 0
 
 
 def part_of(settings: Plain, key: str) -> Plain:
@@ -215,11 +212,7 @@ def find_algorithm(archive: Archive) -> str:
 
 def read_policy_settings(archive: Archive, algo: str) -> PolicySettings:
     """Read `policy_kwargs`; a key that may change how the policy acts is refused."""
-    values = {
-        key: value
-        for key, value in part_of(archive.settings, "policy_kwargs").items()
-        if key != ":type:"
-    }
+    values = part_of(archive.settings, "policy_kwargs")
     for key in values.keys() - POLICY_KWARGS:
         raise CheckpointError(
             f"policy_kwargs of '{archive.path}' has {key!r:.80}, which may change how it acts"
@@ -238,84 +231,91 @@ def read_policy_settings(archive: Archive, algo: str) -> PolicySettings:
         raise CheckpointError(
             f"the policy's activation {name:.80} is none of {', '.join(ACTIVATIONS)}"
         )
-    return PolicySettings(
-        values, ACTIVATIONS[name], values.get("normalize_images", True) is not False
-    )
+    return PolicySettings(values, ACTIVATIONS[name])
 
 
-def read_hyperparameters(archive: Archive, algo: str, report: Report) -> dict[str, Any]:
+def read_hyperparameters(archive: Archive, algo: str, step: int, report: Report) -> dict[str, Any]:
     """Settings of our algorithm that have a counterpart; what has none is reported."""
     settings, row = archive.settings, ALGORITHMS[algo]
     values: dict[str, Any] = {}
     for theirs, ours in row.keys.items():
         value = settings.get(theirs)
-        is_off = theirs == "max_grad_norm" and theirs in settings and value is None
+        is_off = value is None and theirs == "max_grad_norm" and theirs in settings
         if is_number(value) or isinstance(value, bool) or is_off:
             values[ours] = value
-    values |= _schedules(archive, report) | _optimizer(archive, report)
+    values |= _learning_rate(archive, report)
+    if "clip_range" in settings:
+        values |= _clip_range(settings, report)
+    values |= _optimizer(archive, report)
     if "buffer_size" in settings:
         values |= _update_ratio(settings, report)
     if "target_entropy" in settings:
         values["alpha"] = settings["ent_coef"] if is_number(settings.get("ent_coef")) else "auto"
     if "target_policy_noise" in row.keys:
         values |= _noise(settings, report)
-    if (
-        part_of(settings, "replay_buffer_class").get("__module__")
-        == "stable_baselines3.her.her_replay_buffer"
-    ):
+    if part_of(settings, "replay_buffer_class").get("__module__") == HINDSIGHT:
         values["replay"] = _hindsight(part_of(settings, "replay_buffer_kwargs"))
     for key, (neutral, reason) in {**LEFT_OF_ALL, **row.left}.items():
-        if key in settings and settings[key] != neutral:
+        if settings.get(key, neutral) != neutral:
             report.leave(key, reason)
+    if row.acts_on_values:
+        # A Q-network acts on what the last update changed: updated from few transitions of one policy, it loses that
+        # policy. So as many steps are collected before the first update as the model's replay buffer held.
+        held = min(step, int(values.get("buffer_capacity", step)))
+        needed = max(held, int(values.get("learning_starts", 0)))
+        values["learning_starts"] = needed
+        effect = "the replay buffer is refilled before the first update"
+        report.take("learning_starts", f"{needed:,}: {effect}")
     return values
 
 
-def _schedules(archive: Archive, report: Report) -> dict[str, Any]:
-    """Learning rate and clip range: numbers, constant schedules, or the last value of a function."""
-    settings, values = archive.settings, {}
-    groups = [group for state in archive.optimizers.values() for group in state["param_groups"]]
-    last = next(
-        (group["lr"] for group in groups if isinstance(group, dict) and is_number(group.get("lr"))),
-        0,
-    )
-    rate = settings.get("learning_rate")
+def read_num_envs(archive: Archive, report: Report) -> int:
+    """Number of environments; one where it cannot be believed."""
+    count = archive.settings.get("n_envs")
+    if isinstance(count, int) and 1 <= count <= MAX_ENVS:
+        return count
+    report.leave("n_envs", f"{count!r:.20} is not from 1 to {MAX_ENVS}: one environment here")
+    return 1
+
+
+def _learning_rate(archive: Archive, report: Report) -> dict[str, Any]:
+    """The learning rate; of a schedule, which is stored as code, the last value."""
+    rate = archive.settings.get("learning_rate")
     if is_number(rate) and rate > 0:
-        values["learning_rate"] = rate
-    elif last > 0:
-        values["learning_rate"] = last
-        report.leave(
-            "learning_rate schedule", f"stored as code; the last value {last:g} is constant here"
-        )
-    else:
-        report.leave(
-            "learning_rate", "a schedule that ended at 0, or is not known: the default here"
-        )
-    if "clip_range" in settings:
-        clip = settings["clip_range"]
-        match = CONSTANT.search(str(part_of(settings, "clip_range").get("value_schedule")))
-        if match or is_number(clip):
-            values["clip_coef"] = float(match[1]) if match else clip
-        else:
-            report.leave("clip_range", "stored as code: the default here")
-    return values
+        return {"learning_rate": rate}
+    for state in archive.optimizers.values():
+        for group in state["param_groups"]:
+            last = group.get("lr") if isinstance(group, dict) else None
+            if is_number(last) and last > 0:
+                reason = f"stored as code; the last value {last:g} is constant here"
+                report.leave("learning_rate schedule", reason)
+                return {"learning_rate": last}
+    reason = "a schedule that ended at 0, or is not known: the default here"
+    report.leave("learning_rate", reason)
+    return {}
+
+
+def _clip_range(settings: Plain, report: Report) -> dict[str, Any]:
+    """The clip range: a number, or a constant schedule."""
+    clip = settings["clip_range"]
+    match = CONSTANT.search(str(part_of(settings, "clip_range").get("value_schedule")))
+    if match or is_number(clip):
+        return {"clip_coef": float(match[1]) if match else clip}
+    report.leave("clip_range", "stored as code: the default here")
+    return {}
 
 
 def _update_ratio(settings: Plain, report: Report) -> dict[str, Any]:
     """Updates, and environment steps between them: both as SB3 had them, or else one update per step."""
-    found, updates, num_envs = (
-        settings.get("train_freq"),
-        settings.get("gradient_steps"),
-        settings.get("n_envs"),
-    )
+    found, updates = settings.get("train_freq"), settings.get("gradient_steps")
     frequency, unit = found if isinstance(found, list) and len(found) == 2 else (found, "step")
-    if unit == "step" and is_count(frequency) and is_count(updates) and is_count(num_envs):
-        return {"train_frequency": int(frequency * num_envs), "gradient_steps": int(updates)}
+    steps, num_updates = whole(frequency) * whole(settings.get("n_envs")), whole(updates)
+    if unit == "step" and steps and num_updates:
+        return {"train_frequency": steps, "gradient_steps": num_updates}
     if updates != -1:  # as many as steps
-        given = (
-            "train_freq is stored as code"
-            if found is None
-            else f"train_freq is {frequency!r:.20} {unit!s:.20}s"
-        )
+        given = f"train_freq is {frequency!r:.20} {unit!s:.20}s"
+        if found is None:
+            given = "train_freq is stored as code"
         remedy = "import with algo_kwargs.train_frequency and gradient_steps for another ratio"
         report.leave("train_freq, gradient_steps", f"{given}: one update per step here; {remedy}")
     return {"train_frequency": 1, "gradient_steps": 1}
@@ -347,32 +347,27 @@ def _hindsight(given: Plain) -> dict[str, Any]:
 def _optimizer(archive: Archive, report: Report) -> dict[str, Any]:
     """Adam's or RMSprop's betas, epsilon and weight decay; RMSprop is Adam with beta1 = 0."""
     name = class_name(part_of(archive.settings, "policy_kwargs").get("optimizer_class")) or "Adam"
-    groups = [
-        archive.optimizers[key]["param_groups"][:1]
-        for key in ("policy", "actor")
-        if key in archive.optimizers
-    ]
-    group = groups[0][0] if groups and groups[0] else {}
-    if name not in ("Adam", "AdamW", RMSPROP, RMSPROP_OF_SB3) or not isinstance(group, dict):
+    states = [archive.optimizers[key] for key in ("policy", "actor") if key in archive.optimizers]
+    group = next(iter(states[0]["param_groups"]), {}) if states else {}
+    if name not in ("Adam", "AdamW", *RMSPROPS) or not isinstance(group, dict):
         report.leave("optimizer", f"{name} has no counterpart: Adam here, which begins anew")
         return {}
-    values: dict[str, Any] = {"adam_eps": group["eps"]} if is_number(group.get("eps")) else {}
+    numbers = {"adam_eps": group.get("eps")}
     betas = group.get("betas")
-    if name in (RMSPROP, RMSPROP_OF_SB3):
+    if name in RMSPROPS:
         betas = (0.0, group.get("alpha"))
         report.take("optimizer", f"{name}, which is Adam with beta1 = 0")
-        if name == RMSPROP_OF_SB3 and values:
-            values["adam_eps"] **= 0.5  # it is added within the square root there
     if isinstance(betas, (tuple, list)) and len(betas) == 2 and all(map(is_number, betas)):
-        values |= {"adam_beta1": betas[0], "adam_beta2": betas[1]}
+        numbers |= {"adam_beta1": betas[0], "adam_beta2": betas[1]}
     decay = group.get("weight_decay")
-    if is_number(decay) and decay:
-        if name == "AdamW":
-            values["weight_decay"] = decay
-        else:
-            report.leave(
-                "weight_decay", "Adam adds it to the gradient, which has no counterpart here"
-            )
+    if name == "AdamW" and decay:
+        numbers["weight_decay"] = decay
+    elif is_number(decay) and decay:
+        reason = "Adam adds it to the gradient, which has no counterpart here"
+        report.leave("weight_decay", reason)
+    values = {key: number for key, number in numbers.items() if is_number(number)}
+    if name == "RMSpropTFLike" and "adam_eps" in values:
+        values["adam_eps"] **= 0.5  # it is added within the square root there
     return values
 
 
@@ -389,5 +384,5 @@ def read_shape(settings: Plain) -> tuple[int, ...] | None:
     """Shape of the model's observations, if it is an array."""
     space = part_of(settings, "observation_space")
     shape = space.get("_shape") or space.get("shape")
-    is_shape = isinstance(shape, (list, tuple)) and all(type(size) is int for size in shape)
-    return tuple(shape) if is_shape and shape is not None else None
+    is_shape = isinstance(shape, list) and all(type(size) is int for size in shape)
+    return tuple(shape) if is_shape else None
