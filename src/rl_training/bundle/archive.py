@@ -73,15 +73,7 @@ def unpack(data: bytes) -> dict[str, bytes]:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             files = _read_members(archive, len(data))
         is_intact = pack(files) == data
-    except (
-        zipfile.BadZipFile,
-        struct.error,
-        NotImplementedError,
-        EOFError,
-        ValueError,
-        RuntimeError,
-        OSError,
-    ) as error:
+    except DAMAGED as error:
         raise BundleError(
             f"it is not a bundle, or is damaged or truncated: {error!s:.100}"
         ) from None

@@ -71,29 +71,25 @@ def describe(algorithm: Algorithm[Any]) -> Description:
         "observation": [_leaf(leaf) for leaf in spaces.obs.parts],
         "action": _action(spaces.action),
         "mask_use": "none" if not obeys_masks else "required" if spaces.has_masks else "optional",
-        "state_size": sum(len(columns) for columns in state_columns(algorithm)),
+        "state_size": len(state_columns(algorithm)),
     }
     return Description(described, ops.operations, ops.tensors)
 
 
-def state_columns(algorithm: Algorithm[Any]) -> list[range]:
+def state_columns(algorithm: Algorithm[Any]) -> list[int]:
     """Columns of the algorithm's policy state that the policy reads: hidden vector and cell of its own memory."""
     memory = _memory_of(algorithm)
     if memory is None:
         return []
-    size, members = memory._spec.size, memory._num_members
-    return [
-        range(row * size, (row + 1) * size) for row in range(0, memory.state_size // size, members)
-    ]
+    columns = np.arange(memory.state_size).reshape(-1, memory._num_members, memory._spec.size)
+    return [int(column) for column in columns[:, 0].reshape(-1)]
 
 
 def _memory_of(algorithm: Algorithm[Any]) -> EnsembleMemory | None:
     policy = getattr(algorithm, "policy", None)
-    return (
-        cast("EnsembleMemory", policy.memories[0])
-        if isinstance(policy, RecurrentActorCritic)
-        else None
-    )
+    if not isinstance(policy, RecurrentActorCritic):
+        return None
+    return cast("EnsembleMemory", policy.memories[0])
 
 
 def _actor_critic(ops: OperationList, algorithm: Any, obs: Observation) -> str:
@@ -127,19 +123,17 @@ def _q_values(ops: OperationList, algorithm: Any, obs: Observation) -> str:
     features = encode(ops, normalize(ops, obs, algorithm.preprocessor), network.features)
     outputs = mlp(ops, features, network.network)
     width = 1
-    if type(network) is QuantileQNetwork:
+    if isinstance(network, QuantileQNetwork):
         width = network._num_quantiles
-    elif type(network) is CategoricalQNetwork:
+    elif isinstance(network, CategoricalQNetwork):
         width = len(network.support)
     if network._dueling:
         outputs = ops.add("dueling", outputs, width=width)
-    if type(network) is QuantileQNetwork:
+    if isinstance(network, QuantileQNetwork):
         return ops.add("quantile_mean", outputs, width=width)
-    return (
-        outputs
-        if type(network) is QNetwork
-        else ops.add("categorical_mean", outputs, support=network.support)
-    )
+    if isinstance(network, CategoricalQNetwork):
+        return ops.add("categorical_mean", outputs, support=network.support)
+    return outputs
 
 
 ACTING: dict[Any, Callable[[OperationList, Any, Observation], str]] = {
@@ -172,13 +166,9 @@ def _leaf(leaf: ObsLeaf) -> dict[str, Any]:
 
 def _action(action: ActionSpec) -> dict[str, Any]:
     shared = {"shape": list(action.shape), "dtype": action.dtype}
-    if action.kind is not ActionKind.CONTINUOUS:
-        return {
-            "kind": "discrete",
-            **shared,
-            "choices": list(action.choices),
-            "start": _whole(action.start),
-        }
+    if action.choices:
+        choices, start = list(action.choices), _whole(action.start)
+        return {"kind": "discrete", **shared, "choices": choices, "start": start}
     low, high = (
         [value if np.isfinite(value) else None for value in bound.reshape(-1).tolist()]
         for bound in (action.low, action.high)

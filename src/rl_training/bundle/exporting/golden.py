@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from rl_training.spaces.given import ObsLeaf
 MAX_REAL = 64
 MAX_CATEGORIES = 256
 MAX_GOLDEN_BYTES = 1 << 22
-LARGE = (1.0, -1.0, 10.0, -10.0, 1e3, -1e3, 1e6, -1e6)
+LARGE = (0.0, 1.0, -1.0, 10.0, -10.0, 1e3, -1e3, 1e6, -1e6)
 NUM_RANDOM = 8
 ROWS_AT_ONCE = 64
 PERTURBATION = 1e-6
@@ -89,7 +90,7 @@ def make_golden(
     if masks is not None:
         golden[MASK] = masks
     if states is not None and next_states is not None:
-        columns = np.concatenate([np.asarray(part) for part in state_columns(algorithm)])
+        columns = state_columns(algorithm)
         golden |= {STATE: states[:, columns], NEXT_STATE: next_states[:, columns]}
     stable = stable_rows(description, golden)
     return {name: np.ascontiguousarray(array[stable]) for name, array in golden.items()}
@@ -100,14 +101,15 @@ def stable_rows(description: Description, golden: dict[str, Array]) -> Array:
     spaces = parse_spaces(description.spaces)
     generator = np.random.default_rng(0)
     keep = np.ones(len(golden[ACTION]), np.bool_)
-    first: Array | None = None
-    for number in range(1 + NUM_PERTURBED):
-        tensors = description.tensors
-        if number:
-            tensors = {name: _perturbed(array, generator) for name, array in tensors.items()}
+    changed = (
+        {name: _perturbed(array, generator) for name, array in description.tensors.items()}
+        for _ in range(NUM_PERTURBED)
+    )
+    unchanged: Array | None = None
+    for tensors in chain([description.tensors], changed):
         actions, state = replay(Program(description.operations, tensors, spaces), spaces, golden)
-        first = actions if first is None else first
-        keep &= ~differing(spaces, actions, first, factor=10.0)
+        unchanged = actions if unchanged is None else unchanged
+        keep &= ~differing(spaces, actions, unchanged, factor=10.0)
         if state is not None:
             keep &= np.isfinite(state).all(1)
     return keep
@@ -148,10 +150,9 @@ def _extremes_of(leaf: ObsLeaf, space: Space[Any] | None, generator: np.random.G
         return _every_category(leaf)
     if leaf.dtype == "uint8":
         noise = generator.integers(0, 256, (NUM_RANDOM, *leaf.shape), np.uint8)
-        return np.stack(
-            [np.zeros(leaf.shape, np.uint8), np.full(leaf.shape, 255, np.uint8), *noise]
-        )
-    rows: list[Array] = [np.zeros(leaf.shape), *(np.full(leaf.shape, value) for value in LARGE)]
+        bounds = [np.full(leaf.shape, value, np.uint8) for value in (0, 255)]
+        return np.stack([*bounds, *noise])
+    rows: list[Array] = [np.full(leaf.shape, value) for value in LARGE]
     if isinstance(space, Box):
         rows += [
             np.where(np.isfinite(bound), bound, 0.0).clip(-1e6, 1e6)
@@ -166,9 +167,8 @@ def _every_category(leaf: ObsLeaf) -> Array:
     start, last = np.asarray(leaf.start, np.int64), np.asarray(leaf.choices, np.int64) - 1
     rows = [start, start + last]
     for component, number in enumerate(leaf.choices):
-        rows += [
-            start + (np.arange(len(start)) == component) * option for option in range(1, number)
-        ]
+        is_component = np.arange(len(start)) == component
+        rows += [start + is_component * option for option in range(1, number)]
         if len(rows) > MAX_CATEGORIES:
             break
     return np.stack([row.reshape(leaf.shape) for row in rows[:MAX_CATEGORIES]])

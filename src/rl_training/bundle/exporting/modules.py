@@ -16,7 +16,7 @@ from rl_training.errors import ConfigError
 from rl_training.models.actor_critic import PolicyAndValue, StackedPolicyAndValue
 from rl_training.models.encoders import CONVOLUTIONS, CNNEncoder, NatureCNN, ObsPreprocessor
 from rl_training.models.memory import EnsembleMemory
-from rl_training.models.mlp import _ACTIVATIONS, MLP, EnsembleMLP, LayerNorm
+from rl_training.models.mlp import _ACTIVATIONS, MLP, EnsembleMLP
 from rl_training.models.normalizer import CLIP, EPSILON
 from rl_training.spaces.observations import ObsSpec, plane_shape
 
@@ -118,29 +118,31 @@ def encode(ops: OperationList, obs: Observation, encoder: nn.Module) -> str:
     return obs.numbers if type(encoder) is nn.Identity else own_network(ops, obs.numbers, encoder)
 
 
-def mlp(ops: OperationList, x: str, network: MLP, num_outputs: int | None = None) -> str:
-    """An MLP; with `num_outputs`, only its first outputs."""
-    norms: list[tuple[Tensor, Tensor]] | None = None
-    if network.layer_norms is not None:
-        norms = [(norm.scale, norm.offset) for norm in _norms(network)]
-    return _layers(ops, x, network, network._layers(), norms, num_outputs)
-
-
-def first_member(ops: OperationList, x: str, network: EnsembleMLP) -> str:
-    """The first member of an ensemble of MLPs."""
-    layers = [(weight[0].T, bias[0, 0]) for weight, bias in network._layers()]
-    norms = None
-    if network.layer_norms is not None:
-        norms = [(norm.scale[0, 0], norm.offset[0, 0]) for norm in _norms(network)]
-    return _layers(ops, x, network, layers, norms, None)
+def mlp(
+    ops: OperationList, x: str, network: MLP | EnsembleMLP, num_outputs: int | None = None
+) -> str:
+    """An MLP, or the first of an ensemble; with `num_outputs`, only its first outputs."""
+    layers = network._layers()
+    norms = [(norm.scale, norm.offset) for norm in cast("Any", network.layer_norms or ())]
+    if isinstance(network, EnsembleMLP):
+        layers = [(weight[0].T, bias[0, 0]) for weight, bias in layers]
+        norms = [(scale[0, 0], offset[0, 0]) for scale, offset in norms]
+    *hidden, (last_weight, last_bias) = layers
+    for number, (weight, bias) in enumerate(hidden):
+        x = ops.add("linear", x, weight=weight, bias=bias)
+        if norms:
+            scale, offset = norms[number]
+            x = ops.add("layer_norm", x, scale=scale, offset=offset, epsilon=LAYER_NORM_EPSILON)
+        x = ops.add(ACTIVATION_NAMES[network._activation], x)
+    return ops.add("linear", x, weight=last_weight[:num_outputs], bias=last_bias[:num_outputs])
 
 
 def policy_network(ops: OperationList, x: str, networks: nn.Module) -> str:
     """The policy of a policy and value network."""
-    if type(networks) is StackedPolicyAndValue:
-        return first_member(ops, x, networks)
     if type(networks) is PolicyAndValue:
         return mlp(ops, x, networks.policy)
+    if type(networks) is StackedPolicyAndValue:
+        return mlp(ops, x, networks)
     raise UndescribableError(
         f"{type(networks).__name__} is not a policy and value network of this package"
     )
@@ -152,48 +154,22 @@ def remember(ops: OperationList, x: str, memory: EnsembleMemory) -> str:
     tensors = {
         "input_weight": memory.input_weight[0],
         "recurrent_weight": memory.recurrent_weight[0],
+        "bias": memory.bias[0, 0],
     }
-    tensors["bias"] = memory.bias[0, 0]
     if kind == "gru":
         tensors["recurrent_bias"] = memory.recurrent_bias[0, 0]
     return ops.add_named(kind, (x, "state"), (f"v{len(ops.operations)}", "next_state"), **tensors)
 
 
-def _norms(network: MLP | EnsembleMLP) -> list[LayerNorm]:
-    return cast("list[LayerNorm]", list(network.layer_norms or ()))
-
-
-def _layers(
-    ops: OperationList,
-    x: str,
-    network: MLP | EnsembleMLP,
-    layers: list[tuple[Tensor, Tensor]],
-    norms: list[tuple[Tensor, Tensor]] | None,
-    num_outputs: int | None,
-) -> str:
-    activation = ACTIVATION_NAMES[network._activation]
-    *hidden, (last_weight, last_bias) = layers
-    for number, (weight, bias) in enumerate(hidden):
-        x = ops.add("linear", x, weight=weight, bias=bias)
-        if norms is not None:
-            scale, offset = norms[number]
-            x = ops.add("layer_norm", x, scale=scale, offset=offset, epsilon=LAYER_NORM_EPSILON)
-        x = ops.add(activation, x)
-    return ops.add("linear", x, weight=last_weight[:num_outputs], bias=last_bias[:num_outputs])
-
-
 def _nature_cnn(ops: OperationList, image: str, cnn: NatureCNN) -> str:
-    height, width = plane_shape(cnn._shape)
-    x = ops.add(
-        "image", image, plane=[height, width], channels_last=cnn._shape[-2:] != (height, width)
-    )
+    plane = plane_shape(cnn._shape)
+    x = ops.add("image", image, plane=list(plane), channels_last=cnn._shape[-2:] != plane)
     weights, biases = list(cnn.weights), list(cnn.biases)
     weights[0] = weights[0] * (1.0 / 255.0)
     for weight, bias, (_, _, stride) in zip(weights, biases, CONVOLUTIONS, strict=False):
         x = ops.add("relu", ops.add("conv2d", x, weight=weight, bias=bias, stride=stride))
-    return ops.add(
-        "relu", ops.add("linear", ops.add("flatten", x), weight=weights[-1], bias=biases[-1])
-    )
+    x = ops.add("linear", ops.add("flatten", x), weight=weights[-1], bias=biases[-1])
+    return ops.add("relu", x)
 
 
 def own_network(ops: OperationList, x: str, network: nn.Module) -> str:
@@ -219,36 +195,22 @@ def own_network(ops: OperationList, x: str, network: nn.Module) -> str:
 def _traced(
     ops: OperationList, network: nn.Module, node: Any, values: dict[Any, str], name: str
 ) -> str:
-    inputs = (
-        [values[argument] for argument in node.args if argument in values]
-        if _is_simple(node)
-        else []
-    )
+    """The output of a layer or an activation that reads one value and nothing else."""
     module = network.get_submodule(node.target) if node.op == "call_module" else None
-    if len(inputs) == 1 and module is not None and type(module) in TORCH_LAYERS:
-        return TORCH_LAYERS[type(module)](ops, inputs[0], module)
-    if (
-        len(inputs) == 1
-        and node.op != "call_module"
-        and node.target in ACTIVATION_CALLS
-        and len(node.args) == 1
-    ):
-        return ops.add(ACTIVATION_CALLS[node.target], inputs[0])
-    what = (
-        type(module).__name__
-        if module is not None
-        else getattr(node.target, "__name__", node.target)
-    )
+    if len(node.args) == 1 and not node.kwargs and node.args[0] in values:
+        x = values[node.args[0]]
+        if type(module) in TORCH_LAYERS:
+            return TORCH_LAYERS[type(module)](ops, x, module)
+        if module is None and node.target in ACTIVATION_CALLS:
+            return ops.add(ACTIVATION_CALLS[node.target], x)
+    what = getattr(node.target, "__name__", node.target)
+    if module is not None:
+        what = type(module).__name__
     known = ", ".join(sorted(layer.__name__ for layer in TORCH_LAYERS))
     raise UndescribableError(
         f"{name}, a network of your own, uses {what}, which a bundle does not have: use these layers, one after the"
         f" other: {known}"
     )
-
-
-def _is_simple(node: Any) -> bool:
-    """Whether a traced call has plain positional arguments only."""
-    return not node.kwargs and all(isinstance(argument, torch.fx.Node) for argument in node.args)
 
 
 def _linear_layer(ops: OperationList, x: str, layer: nn.Linear) -> str:
@@ -275,36 +237,33 @@ def _batch_norm_layer(ops: OperationList, x: str, layer: nn.BatchNorm1d) -> str:
     return ops.add("batch_norm", x, scale=scale, offset=offset)
 
 
-def _gelu_layer(ops: OperationList, x: str, layer: nn.GELU) -> str:
-    if layer.approximate != "none":
-        raise UndescribableError(f"{layer} cannot be exported: use nn.GELU()")
-    return ops.add("gelu", x)
+def _plain_layer(operation: str, **options: Any) -> Callable[[OperationList, str, Any], str]:
+    """A layer without tensors, that has these options."""
+
+    def add(ops: OperationList, x: str, layer: Any) -> str:
+        if any(getattr(layer, key) != value for key, value in options.items()):
+            raise UndescribableError(f"{layer} cannot be exported: use nn.{type(layer).__name__}()")
+        return ops.add(operation, x)
+
+    return add
 
 
-def _elu_layer(ops: OperationList, x: str, layer: nn.ELU) -> str:
-    if layer.alpha != 1.0:
-        raise UndescribableError(f"{layer} cannot be exported: use nn.ELU()")
-    return ops.add("elu", x)
+def _skipped(ops: OperationList, x: str, layer: nn.Module) -> str:
+    return x
 
 
-def _flatten_layer(ops: OperationList, x: str, layer: nn.Flatten) -> str:
-    if (layer.start_dim, layer.end_dim) != (1, -1):
-        raise UndescribableError(f"{layer} cannot be exported: use nn.Flatten()")
-    return ops.add("flatten", x)
-
-
-TORCH_LAYERS: dict[type[nn.Module], Callable[[OperationList, str, Any], str]] = {
+TORCH_LAYERS: dict[type[Any], Callable[[OperationList, str, Any], str]] = {
     nn.Linear: _linear_layer,
     nn.LayerNorm: _norm_layer,
     nn.BatchNorm1d: _batch_norm_layer,
-    nn.Flatten: _flatten_layer,
-    nn.ReLU: lambda ops, x, layer: ops.add("relu", x),
-    nn.Tanh: lambda ops, x, layer: ops.add("tanh", x),
-    nn.SiLU: lambda ops, x, layer: ops.add("silu", x),
-    nn.GELU: _gelu_layer,
-    nn.ELU: _elu_layer,
-    nn.Identity: lambda ops, x, layer: x,
-    nn.Dropout: lambda ops, x, layer: x,
+    nn.Flatten: _plain_layer("flatten", start_dim=1, end_dim=-1),
+    nn.ReLU: _plain_layer("relu"),
+    nn.Tanh: _plain_layer("tanh"),
+    nn.SiLU: _plain_layer("silu"),
+    nn.GELU: _plain_layer("gelu", approximate="none"),
+    nn.ELU: _plain_layer("elu", alpha=1.0),
+    nn.Identity: _skipped,
+    nn.Dropout: _skipped,
 }
 """Torch's layers that a user-defined network may have, in evaluation mode."""
 ACTIVATION_CALLS: dict[Any, str] = {
