@@ -12,7 +12,6 @@ import struct
 import subprocess
 import sys
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from bundle_tools import bundle_of, make_policy
 from gymnasium.spaces import Box, Dict, Discrete
 
 from rl_training.bundle import load
-from rl_training.bundle.archive import NAMES, REQUIRED, pack, unpack
+from rl_training.bundle.archive import REQUIRED, pack, unpack
 from rl_training.bundle.loading import load_bytes
 from rl_training.errors import BundleError
 
@@ -48,15 +47,17 @@ def box_bundle() -> bytes:
 
 def signed(content: dict[str, bytes], **manifest: Any) -> bytes:
     """A bundle of these files whose manifest an attacker has signed again."""
-    old = json.loads(content["manifest.json"])
-    rest = {name: data for name, data in content.items() if name != "manifest.json"}
+    files = dict(content)
+    old = json.loads(files.pop("manifest.json"))
     entries = {
         name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        for name, data in rest.items()
+        for name, data in files.items()
     }
-    return pack(
-        {"manifest.json": json.dumps({**old, "files": entries, **manifest}).encode(), **rest}
-    )
+    return pack({"manifest.json": to_json({**old, "files": entries, **manifest}), **files})
+
+
+def to_json(value: Any) -> bytes:
+    return json.dumps(value).encode()
 
 
 def changed_json(data: bytes, name: str, change: Callable[[Any], None]) -> bytes:
@@ -64,7 +65,7 @@ def changed_json(data: bytes, name: str, change: Callable[[Any], None]) -> bytes
     files = unpack(data)
     value = json.loads(files[name])
     change(value)
-    return signed({**files, name: json.dumps(value).encode()})
+    return signed({**files, name: to_json(value)})
 
 
 def changed_tensors(
@@ -96,15 +97,12 @@ def test_any_zip_program_can_open_it(bundle: bytes) -> None:
 
 
 def test_a_flipped_bit_anywhere_is_found(bundle: bytes) -> None:
-    generator, names = random.Random(0), unpack(bundle)
-    places = set(range(30)) | set(
-        range(len(bundle) - 400, len(bundle))
-    )  # headers and the directory
-    for data in names.values():
+    generator, size = random.Random(0), len(bundle)
+    places = {*range(30), *range(size - 400, size)}  # headers and the directory
+    for data in unpack(bundle).values():
         start = bundle.index(data)
-        places |= {
-            generator.randrange(start - 50, start + len(data)) for _ in range(FLIPS_PER_FILE)
-        } - {-1}
+        first = max(start - 50, 0)
+        places |= {generator.randrange(first, start + len(data)) for _ in range(FLIPS_PER_FILE)}
     for place in places:
         damaged = bytearray(bundle)
         damaged[place] ^= 1 << generator.randrange(8)
@@ -166,37 +164,19 @@ def test_a_claimed_size_is_compared_before_anything_is_allocated(bundle: bytes) 
             load_bytes(bytes(claimed))
 
 
-def test_a_wrong_hash_or_size_is_refused(bundle: bytes) -> None:
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"sha256": "0" * 64}, r"spaces\.json is damaged: its SHA-256"),
+        ({"bytes": 1 << 60}, "where the manifest says 1,152,921,504,606,846,976"),
+    ],
+)
+def test_a_wrong_hash_or_size_is_refused(bundle: bytes, entry: Any, message: str) -> None:
     files = unpack(bundle)
     manifest = json.loads(files["manifest.json"])
-    manifest["files"]["spaces.json"]["sha256"] = "0" * 64
-    with pytest.raises(BundleError, match=r"spaces\.json is damaged: its SHA-256"):
-        load_bytes(pack({**files, "manifest.json": json.dumps(manifest).encode()}))
-    manifest["files"]["spaces.json"]["bytes"] = 1 << 60
-    with pytest.raises(BundleError, match="where the manifest says 1,152,921,504,606,846,976"):
-        load_bytes(pack({**files, "manifest.json": json.dumps(manifest).encode()}))
-
-
-@pytest.mark.parametrize(
-    "manifest",
-    [
-        {"schema_version": 2},
-        {"schema_version": True},
-        {"schema_version": "1"},
-        {"format": "other"},
-        {"algorithm": 3},
-        {"env_id": ["x"]},
-        {"seed": -1},
-        {"seed": 1.5},
-        {"more": 1},
-        {"files": []},
-        {"files": {"weights.safetensors": 1}},
-    ],
-    ids=str,
-)
-def test_wrong_manifests_are_refused(bundle: bytes, manifest: dict[str, Any]) -> None:
-    with pytest.raises(BundleError):
-        load_bytes(signed(unpack(bundle), **manifest))
+    manifest["files"]["spaces.json"].update(entry)
+    with pytest.raises(BundleError, match=message):
+        load_bytes(pack({**files, "manifest.json": to_json(manifest)}))
 
 
 @pytest.mark.parametrize(
@@ -221,66 +201,75 @@ def test_what_is_no_safetensors_file_is_refused(bundle: bytes, name: str) -> Non
             load_bytes(signed({**unpack(bundle), name: data}))
 
 
-def operation(index: int, **values: Any) -> Callable[[Any], None]:
-    return lambda value: value["operations"][index].update(values)
+HOSTILE: list[tuple[str, list[Any], list[dict[str, Any]]]] = [
+    (
+        "operations.json",
+        ["operations", 0],
+        [
+            {"op": "exec"},
+            {"op": ["linear"]},
+            {"in": []},
+            {"in": ["v99"]},  # does not exist
+            {"in": [["obs.0"]]},
+            {"out": ["obs.0"]},  # is given
+            {"shell": "rm"},
+        ],
+    ),
+    ("operations.json", ["operations", 1], [{"out": ["v0"]}]),  # made before
+    ("operations.json", ["operations", 1], [{"choices": [1 << bits]} for bits in (26, 62)]),
+    ("operations.json", ["operations", 4], [{"input_weight": "none"}, {"input_weight": "4.bias"}]),
+    ("operations.json", ["operations", -1], [{"out": ["other"]}]),  # no action
+    ("operations.json", [], [{"operations": []}, {"operations": {"op": "tanh"}}]),
+    ("operations.json", [], [{"operations": [3]}, {"operations": [{}] * 5000}, {"also": 1}]),
+    (
+        "spaces.json",
+        ["observation", 0],
+        [
+            {"shape": [1 << 30, 1 << 30]},
+            {"shape": [1 << 14] * 3},
+            {"shape": [-3]},
+            {"shape": [4]},
+            {"dtype": "object"},
+            {"path": [None]},
+            {"path": ["b"]},  # equal to the other
+        ],
+    ),
+    ("spaces.json", ["action"], [{"choices": [1 << 40]}, {"choices": [4]}, {"choices": []}]),
+    ("spaces.json", ["action"], [{"kind": "any"}, {"dtype": "int32"}]),
+    ("spaces.json", [], [{"state_size": size} for size in (7, 0, True)]),
+    ("spaces.json", [], [{"mask_use": "sometimes"}, {"more": 1}, {"observation": []}]),
+    ("manifest.json", [], [{"schema_version": version} for version in (2, True, "1")]),
+    ("manifest.json", [], [{"format": "other"}, {"algorithm": 3}, {"env_id": ["x"]}, {"more": 1}]),
+    ("manifest.json", [], [{"seed": -1}, {"seed": 1.5}]),
+]
 
 
-HOSTILE_OPERATIONS: dict[str, Callable[[Any], None]] = {
-    "unknown": operation(0, op="exec"),
-    "not a name": operation(0, op=["linear"]),
-    "no input": operation(0, **{"in": []}),
-    "input that does not exist": operation(0, **{"in": ["v99"]}),
-    "output made before": operation(1, out=["v0"]),
-    "output that is given": operation(0, out=["obs.0"]),
-    "unknown key": operation(0, shell="rm"),
-    "huge one-hot": operation(1, choices=[1 << 26]),
-    "larger one-hot": operation(1, choices=[1 << 62]),
-    "no operations": lambda value: value.update(operations=[]),
-    "not a list": lambda value: value.update(operations={"op": "tanh"}),
-    "an operation that is a number": lambda value: value["operations"].insert(0, 3),
-    "too many": lambda value: value.update(operations=value["operations"] * 1000),
-    "another key": lambda value: value.update(also=1),
-    "no action": lambda value: value["operations"].pop(),
-    "tensor that does not exist": operation(4, input_weight="nothing"),
-    "tensor of another shape": operation(4, input_weight="4.bias"),
-    "deep names": operation(0, **{"in": [["obs.0"]]}),
-}
+@pytest.mark.parametrize(
+    ("name", "path", "values"),
+    [(name, path, values) for name, path, changes in HOSTILE for values in changes],
+    ids=lambda value: str(value)[:40],
+)
+def test_hostile_values_are_refused(
+    bundle: bytes, name: str, path: list[Any], values: dict[str, Any]
+) -> None:
+    def change(node: Any) -> None:
+        for key in path:
+            node = node[key]
+        node.update(values)
 
-
-@pytest.mark.parametrize("name", list(HOSTILE_OPERATIONS))
-def test_hostile_operations_are_refused(bundle: bytes, name: str) -> None:
-    assert json.loads(unpack(bundle)["operations.json"])["operations"][4]["op"] == "lstm"
     with pytest.raises(BundleError):
-        load_bytes(changed_json(bundle, "operations.json", HOSTILE_OPERATIONS[name]))
+        load_bytes(changed_json(bundle, name, change))
 
 
-HOSTILE_SPACES: dict[str, Callable[[Any], None]] = {
-    "absurd shape": lambda value: value["observation"][0].update(shape=[1 << 30, 1 << 30]),
-    "absurd product": lambda value: value["observation"][0].update(shape=[1 << 14] * 3),
-    "negative shape": lambda value: value["observation"][0].update(shape=[-3]),
-    "shape of other": lambda value: value["observation"][0].update(shape=[4]),
-    "dtype object": lambda value: value["observation"][0].update(dtype="object"),
-    "no observation": lambda value: value.update(observation=[]),
-    "equal paths": lambda value: value.update(observation=[value["observation"][0]] * 2),
-    "path of objects": lambda value: value["observation"][0].update(path=[None]),
-    "absurd choices": lambda value: value["action"].update(choices=[1 << 40]),
-    "other choices": lambda value: value["action"].update(choices=[4]),
-    "no choices": lambda value: value["action"].update(choices=[]),
-    "kind": lambda value: value["action"].update(kind="any"),
-    "action dtype": lambda value: value["action"].update(dtype="int32"),
-    "state": lambda value: value.update(state_size=7),
-    "no state": lambda value: value.update(state_size=0),
-    "state that is true": lambda value: value.update(state_size=True),
-    "mask use": lambda value: value.update(mask_use="sometimes"),
-    "unknown key": lambda value: value.update(more=1),
-    "missing key": lambda value: value.pop("action"),
-}
-
-
-@pytest.mark.parametrize("name", list(HOSTILE_SPACES))
-def test_hostile_spaces_are_refused(bundle: bytes, name: str) -> None:
+@pytest.mark.parametrize("entries", [[], {"weights.safetensors": 1}])
+def test_a_manifest_that_lists_other_files_is_refused(bundle: bytes, entries: Any) -> None:
     with pytest.raises(BundleError):
-        load_bytes(changed_json(bundle, "spaces.json", HOSTILE_SPACES[name]))
+        load_bytes(signed(unpack(bundle), files=entries))
+
+
+def test_missing_keys_are_refused(bundle: bytes) -> None:
+    with pytest.raises(BundleError, match="lacks 'action'"):
+        load_bytes(changed_json(bundle, "spaces.json", lambda value: value.pop("action")))
 
 
 def test_golden_pairs_outside_of_the_spaces_are_refused(bundle: bytes) -> None:
@@ -295,9 +284,7 @@ def test_weights_that_are_not_finite_are_refused(
 ) -> None:
     for data in (bundle, box_bundle):
         operations = json.loads(unpack(data)["operations.json"])["operations"]
-        clips = {
-            name for one in operations if one["op"] == "clip" for name in (one["low"], one["high"])
-        }
+        clips = {one[key] for one in operations if one["op"] == "clip" for key in ("low", "high")}
         for name in safetensors.numpy.load(unpack(data)["weights.safetensors"]):
             if value == float("inf") and name in clips:
                 continue  # an action may be unbounded
@@ -309,45 +296,35 @@ def test_weights_that_are_not_finite_are_refused(
                 load_bytes(changed_tensors(data, "weights.safetensors", put))
 
 
-def test_weights_that_no_operation_reads_or_of_another_type_are_refused(bundle: bytes) -> None:
-    with pytest.raises(BundleError, match="no operation reads the tensor 'more'"):
-        load_bytes(
-            changed_tensors(
-                bundle, "weights.safetensors", lambda t: t.update(more=np.zeros(3, np.float32))
-            )
-        )
-    with pytest.raises(BundleError, match=r"is float64 \["):
-        load_bytes(
-            changed_tensors(
-                bundle,
-                "weights.safetensors",
-                lambda t: t.update({"4.bias": t["4.bias"].astype(float)}),
-            )
-        )
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"more": np.zeros(3, np.float32)}, "no operation reads the tensor 'more'"),
+        ({"4.bias": np.zeros(16)}, r"is float64 \["),
+    ],
+)
+def test_weights_that_no_operation_reads_or_of_another_type_are_refused(
+    bundle: bytes, tensors: Any, message: str
+) -> None:
+    with pytest.raises(BundleError, match=message):
+        load_bytes(changed_tensors(bundle, "weights.safetensors", lambda t: t.update(tensors)))
 
 
 def test_a_policy_that_acts_otherwise_is_refused(bundle: bytes, box_bundle: bytes) -> None:
-    with pytest.raises(
-        BundleError, match=r"golden pair \d+ of \d+ is not reproduced: the action is"
-    ):
-        load_bytes(
-            changed_tensors(
-                bundle, "golden.safetensors", lambda t: t.update(action=(t["action"] + 1) % 3)
-            )
-        )
-    with pytest.raises(BundleError, match="golden pair 0 of"):
-        load_bytes(
-            changed_tensors(bundle, "golden.safetensors", lambda t: t["next_state"].__iadd__(1e-3))
-        )
+    def load_shifted(data: bytes, name: str, by: float) -> None:
+        def shift(tensors: dict[str, np.ndarray]) -> None:
+            shifted = (tensors[name] + by) % 3 if by == 1 else tensors[name] + by
+            tensors[name] = shifted.astype(tensors[name].dtype)
 
-    def shift(by: float) -> bytes:
-        return changed_tensors(
-            box_bundle, "golden.safetensors", lambda t: t["action"].__iadd__(np.float32(by))
-        )
+        load_bytes(changed_tensors(data, "golden.safetensors", shift))
 
+    with pytest.raises(BundleError, match=r"pair \d+ of \d+ is not reproduced: the action is"):
+        load_shifted(bundle, "action", 1)
     with pytest.raises(BundleError, match="golden pair 0 of"):
-        load_bytes(shift(1e-4))  # the range is 4: the tolerance is 4e-5
-    load_bytes(shift(1e-5))
+        load_shifted(bundle, "next_state", 1e-3)
+    with pytest.raises(BundleError, match="golden pair 0 of"):
+        load_shifted(box_bundle, "action", 1e-4)  # the range is 4: the tolerance is 4e-5
+    load_shifted(box_bundle, "action", 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -372,16 +349,10 @@ def test_random_changes_of_the_json_never_raise_anything_else(bundle: bytes) -> 
     values: list[Any] = [None, True, -1, 0, 1.5, 1 << 70, "", "obs.0", [], {}, [1], ["v0"]]
 
     def places(node: Any) -> list[tuple[Any, Any]]:
-        keys = (
-            list(node)
-            if isinstance(node, dict)
-            else range(len(node))
-            if isinstance(node, list)
-            else []
-        )
-        return [(node, key) for key in keys] + [
-            place for key in keys for place in places(node[key])
-        ]
+        keys: Any = []
+        if isinstance(node, (dict, list)):
+            keys = list(node) if isinstance(node, dict) else range(len(node))
+        return [(node, key) for key in keys] + [one for key in keys for one in places(node[key])]
 
     for name in ("spaces.json", "operations.json"):
         for _ in range(150):
@@ -389,24 +360,22 @@ def test_random_changes_of_the_json_never_raise_anything_else(bundle: bytes) -> 
             node, key = generator.choice(places(tree))
             node[key] = generator.choice(values)
             with contextlib.suppress(BundleError):
-                load_bytes(signed({**files, name: json.dumps(tree).encode()}))
+                load_bytes(signed({**files, name: to_json(tree)}))
 
 
 def test_paths_that_are_no_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="does not exist"):
-        load(tmp_path / "nothing.rlp")
-    with pytest.raises(BundleError, match="is not a regular file"):
-        load(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(BundleError, match="is not a regular file"):
-        load(tmp_path / "pipe")
-    with pytest.raises(BundleError, match="cannot read"):
-        load("nul\0byte")
-    huge = tmp_path / "huge.rlp"
-    with huge.open("wb") as file:
+    with (tmp_path / "huge.rlp").open("wb") as file:
         file.truncate((1 << 30) + 1)  # sparse
-    with pytest.raises(BundleError, match="is larger than 1,073,741,824 bytes"):
-        load(huge)
+    for name, message in (
+        ("nothing.rlp", "does not exist"),
+        (".", "is not a regular file"),
+        ("pipe", "is not a regular file"),
+        ("nul\0byte", "cannot read"),
+        ("huge.rlp", "is larger than 1,073,741,824 bytes"),
+    ):
+        with pytest.raises(BundleError, match=message):
+            load(tmp_path / name)
 
 
 def test_the_error_names_the_file(bundle: bytes, tmp_path: Path) -> None:
@@ -447,28 +416,17 @@ def test_it_loads_and_acts_without_torch(bundle: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize("processor", ["Prescott", "Nehalem", "Haswell", "SkylakeX"])
 def test_it_loads_with_the_arithmetic_of_other_processors(processor: str, tmp_path: Path) -> None:
     space, paths = Box(-5, 5, (17,), np.float32), []
-    for number, (algo, action) in enumerate(
-        [("sac", Box(-1, 1, (6,), np.float32)), ("dqn", Discrete(6))]
-    ):
+    for algo, action in (("sac", Box(-1, 1, (6,), np.float32)), ("dqn", Discrete(6))):
         algorithm = make_policy(algo, space, action, hidden_sizes=[256, 256])
-        paths.append(tmp_path / f"{number}.rlp")
+        paths.append(tmp_path / f"{algo}.rlp")
         paths[-1].write_bytes(bundle_of(algorithm, space, algo)[0])
     code = "import sys\nfrom rl_training.bundle import load\nprint(len([load(path) for path in sys.argv[1:]]))"
-    variables = {
-        **os.environ,
-        "OPENBLAS_CORETYPE": processor,
-    }  # read by the OpenBLAS of NumPy's wheels
-    answer = subprocess.run(
-        [sys.executable, "-c", code, *map(str, paths)],
-        env=variables,
-        capture_output=True,
-        text=True,
-    )
+    variables = {**os.environ, "OPENBLAS_CORETYPE": processor}  # read by NumPy's OpenBLAS
+    command = [sys.executable, "-c", code, *map(str, paths)]
+    answer = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stdout) == (0, "2\n"), answer.stderr
 
 
 def test_equal_policies_give_equal_bytes() -> None:
     one, two = (bundle_of(make_policy("ppo", SPACE, Discrete(3)), SPACE)[0] for _ in range(2))
     assert one == two
-    assert zlib.crc32(one) == zlib.crc32(two)
-    assert set(unpack(one)) <= set(NAMES)
