@@ -243,7 +243,6 @@ def test_a_policy_with_memory_takes_and_returns_its_state() -> None:
         ConfigError, match=r"the policy state has shape \(3,\), where \(8,\) is expected"
     ):
         policy.act(obs, state=np.zeros(3))
-    assert "memory of 8" in repr(policy)
 
 
 def test_wrong_inputs_are_refused_like_those_of_predict() -> None:
@@ -317,10 +316,6 @@ class PowerPPO(PPOAlgorithm):
 
     def act(self, obs: Any, state: Any = None, *, explore: bool, mask: Any = None) -> Any:
         return super().act(obs**2, state, explore=explore, mask=mask)
-
-
-def test_a_network_of_the_users_is_exported_if_it_applies_layers() -> None:
-    check("dqn", OBSERVATIONS["dict"], ACTIONS["discrete"], network=f"{__name__}:LayersEncoder")
 
 
 def test_what_cannot_be_described_is_refused_with_the_reason() -> None:

@@ -6,7 +6,6 @@ import io
 import json
 import pickle
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,58 +39,44 @@ class Command:
         return os.system, ("touch hostile",)
 
 
-def members(**changes: bytes) -> dict[str, bytes]:
-    """The members of a good model, with some replaced."""
-    good = {
-        "data": json.dumps(settings_of("ppo")).encode(),
-        "policy.pth": torch_bytes(ppo_weights(4, 2)),
-    }
-    return {**good, **{name.replace("__", "."): data for name, data in changes.items()}}
+GOOD = {
+    "data": json.dumps(settings_of("ppo")).encode(),
+    "policy.pth": torch_bytes(ppo_weights(4, 2)),
+}
 
 
 def compressed_inside() -> bytes:
     """Tensors as torch saves them, but compressed."""
     buffer = io.BytesIO()
     with (
-        zipfile.ZipFile(io.BytesIO(torch_bytes(ppo_weights(4, 2)))) as source,
+        zipfile.ZipFile(io.BytesIO(GOOD["policy.pth"])) as source,
         zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as target,
     ):
-        for info in source.infolist():
-            target.writestr(info.filename, source.read(info))
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
     return buffer.getvalue()
 
 
-HOSTILE_MEMBERS: dict[str, tuple[Callable[[], dict[str, bytes]], str]] = {
-    "code in policy.pth": (
-        lambda: members(policy__pth=torch_bytes({"a": Command()})),
-        "holds more than tensors",
-    ),
-    "a pickle as policy.pth": (
-        lambda: members(policy__pth=PICKLE_OF_A_SHELL_COMMAND),
-        "'policy.pth'",
-    ),
-    "code in an optimizer": (
-        lambda: members(
-            policy__optimizer__pth=torch_bytes({"state": Command(), "param_groups": []})
-        ),
-        "'policy.optimizer.pth'",
-    ),
-    "no tensors": (lambda: members(policy__pth=torch_bytes([1, 2])), "not tensors by name"),
-    "a text as a tensor": (lambda: members(policy__pth=torch_bytes({"a": "text"})), "not a tensor"),
-    "a tensor larger than the file": (
-        lambda: members(policy__pth=torch_bytes({"a": torch.zeros(1).expand(10**12)})),
+COMMAND_AS_STATE = {"state": Command(), "param_groups": []}
+HOSTILE_MEMBERS: list[tuple[str, bytes, str]] = [
+    ("policy.pth", torch_bytes({"a": Command()}), "holds more than tensors"),
+    ("policy.pth", PICKLE_OF_A_SHELL_COMMAND, "'policy.pth'"),
+    ("policy.optimizer.pth", torch_bytes(COMMAND_AS_STATE), "'policy.optimizer.pth'"),
+    ("policy.pth", torch_bytes([1, 2]), "not tensors by name"),
+    ("policy.pth", torch_bytes({"a": "text"}), "not a tensor"),
+    (
+        "policy.pth",
+        torch_bytes({"a": torch.zeros(1).expand(10**12)}),
         "more numbers than the file holds",
     ),
-    "NaN": (lambda: members(policy__pth=torch_bytes({"a": torch.tensor([float("nan")])})), "NaN"),
-    "compressed inside": (lambda: members(policy__pth=compressed_inside()), "compressed inside"),
-    "no JSON": (lambda: members(data=b"\x80\x04."), "'data'"),
-    "JSON without end": (lambda: members(data=b"[" * 100_000), "'data'"),
-    "a JSON list": (lambda: members(data=b"[]"), "not a JSON object"),
-    "a path upwards": (lambda: {**members(), "../escaped": b"x"}, "named '../escaped'"),
-    "an absolute path": (lambda: {**members(), "/tmp/escaped": b"x"}, "named '/tmp/escaped'"),
-    "many members": (lambda: {**members(), **{f"m{n}": b"" for n in range(200)}}, "members"),
-    "no policy": (lambda: {"data": b"{}"}, "no member 'policy.pth'"),
-}
+    ("policy.pth", torch_bytes({"a": torch.tensor([float("nan")])}), "NaN"),
+    ("policy.pth", compressed_inside(), "compressed inside"),
+    ("data", b"\x80\x04.", "'data'"),
+    ("data", b"[" * 100_000, "'data'"),
+    ("data", b"[]", "not a JSON object"),
+    ("../escaped", b"x", "named '../escaped'"),
+    ("/tmp/escaped", b"x", "named '/tmp/escaped'"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -102,17 +87,32 @@ def _nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     assert not (tmp_path.parent / "escaped").exists()
 
 
-@pytest.mark.parametrize("kind", list(HOSTILE_MEMBERS))
+@pytest.mark.parametrize(
+    ("name", "data", "message"), HOSTILE_MEMBERS, ids=[message for _, _, message in HOSTILE_MEMBERS]
+)
 def test_a_hostile_model_is_refused_and_leaves_nothing(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, data: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make, message = HOSTILE_MEMBERS[kind]
-    path = write_members(tmp_path / "model.zip", make())
+    path = write_members(tmp_path / "model.zip", {**GOOD, name: data})
     assert main(["import", "sb3", str(path), "--env", "CartPole-v1"]) == 2
     said = capsys.readouterr().err
     assert message in said
     assert "model.zip" in said
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.zip"]
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({**GOOD, **{f"m{n}": b"" for n in range(200)}}, "members"),
+        ({"data": b"{}"}, "no member 'policy.pth'"),
+    ],
+)
+def test_too_many_and_missing_members_are_refused(
+    members: dict[str, bytes], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_archive(write_members(tmp_path / "model.zip", members))
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_doubled_and_encrypted_members_and_links_are_refused(tmp_path: Path) -> 
             archive.writestr("data", b"{}")
     with pytest.raises(CheckpointError, match="two members named 'data'"):
         read_archive(path)
-    data = bytearray(write_members(path, members()).read_bytes())
+    data = bytearray(write_members(path, GOOD).read_bytes())
     for place in (data.find(b"PK\x01\x02") + 8, 6):
         data[place] |= 1
     path.write_bytes(data)
@@ -188,16 +188,15 @@ def test_settings_of_wrong_types_are_refused_or_left(changes: Any, tmp_path: Pat
     assert 0 <= conversion.global_step <= 10**12
 
 
-def test_optimizers_of_wrong_shapes_are_left(tmp_path: Path) -> None:
-    for broken in (
-        {"state": {}, "param_groups": [7]},
-        adam_state([torch.zeros(2)], [torch.zeros(2)], 1),
-    ):
-        path = write_model(
-            tmp_path / "model.zip", settings_of("ppo"), ppo_weights(4, 2), {"policy": broken}
-        )
-        conversion = convert(read_archive(path), None, {"env_id": "CartPole-v1"})
-        assert "optimizer of policy" in dict(conversion.report.left)
+@pytest.mark.parametrize(
+    "broken",
+    [{"state": {}, "param_groups": [7]}, adam_state([torch.zeros(2)], [torch.zeros(2)], 1)],
+)
+def test_optimizers_of_wrong_shapes_are_left(broken: Any, tmp_path: Path) -> None:
+    weights, optimizers = ppo_weights(4, 2), {"policy": broken}
+    path = write_model(tmp_path / "model.zip", settings_of("ppo"), weights, optimizers)
+    conversion = convert(read_archive(path), None, {"env_id": "CartPole-v1"})
+    assert "optimizer of policy" in dict(conversion.report.left)
 
 
 def test_layers_that_do_not_join_are_refused_before_memory_is_allocated(tmp_path: Path) -> None:
@@ -250,10 +249,9 @@ def test_arrays_of_objects_and_of_false_sizes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
-def test_arrays_are_read_as_numpy_reads_them(order: str) -> None:
-    for protocol in (2, 3, 4, 5):
-        for dtype in ("f8", "f4", "i4", "u2"):
-            array = np.asfortranarray(np.arange(6).reshape(2, 3).astype(order + dtype))
-            found = read_pickle(pickle.dumps(array, protocol), "this")
-            np.testing.assert_array_equal(found, array)
+@pytest.mark.parametrize("dtype", ["f8", "f4", "i4", "u2"])
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_arrays_are_read_as_numpy_reads_them(order: str, dtype: str, protocol: int) -> None:
+    array = np.asfortranarray(np.arange(6).reshape(2, 3).astype(order + dtype))
+    np.testing.assert_array_equal(read_pickle(pickle.dumps(array, protocol), "this"), array)
     assert read_pickle(pickle.dumps(np.float64(0.25), 4), "this") == 0.25

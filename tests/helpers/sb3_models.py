@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import zipfile
@@ -18,15 +19,15 @@ Weights = dict[str, Tensor]
 PICKLE_OF_A_SHELL_COMMAND = b"cos\nsystem\n(S'touch hostile'\ntR."
 ACTIVATIONS = {"tanh": np.tanh, "relu": lambda x: np.maximum(x, 0.0)}
 MODULES = {
-    "ppo": "stable_baselines3.common.policies",
-    "a2c": "stable_baselines3.common.policies",
-    "dqn": "stable_baselines3.dqn.policies",
-    "sac": "stable_baselines3.sac.policies",
-    "td3": "stable_baselines3.td3.policies",
-    "ddpg": "stable_baselines3.td3.policies",
-    "qrdqn": "sb3_contrib.qrdqn.policies",
-    "tqc": "sb3_contrib.tqc.policies",
-    "crossq": "sb3_contrib.crossq.policies",
+    "ppo": "stable_baselines3.common",
+    "a2c": "stable_baselines3.common",
+    "dqn": "stable_baselines3.dqn",
+    "sac": "stable_baselines3.sac",
+    "td3": "stable_baselines3.td3",
+    "ddpg": "stable_baselines3.td3",
+    "qrdqn": "sb3_contrib.qrdqn",
+    "tqc": "sb3_contrib.tqc",
+    "crossq": "sb3_contrib.crossq",
 }
 COMMON = {
     "num_timesteps": 4000,
@@ -36,49 +37,32 @@ COMMON = {
     "use_sde": False,
 }
 OFF_POLICY = {
-    "buffer_size": 500,
-    "batch_size": 16,
-    "learning_starts": 100,
-    "gradient_steps": 1,
-    "tau": 0.01,
-}
+    **COMMON, "buffer_size": 500, "batch_size": 16, "learning_starts": 100, "gradient_steps": 1, "tau": 0.01,
+}  # fmt: skip
+DQN = {**OFF_POLICY, "tau": 1.0, "target_update_interval": 100, "exploration_final_eps": 0.1}
+SAC = {**OFF_POLICY, "ent_coef": "auto", "target_entropy": -1.0}
+TD3 = {**OFF_POLICY, "policy_delay": 2, "target_policy_noise": 0.2, "target_noise_clip": 0.5}
+ON_POLICY = {**COMMON, "gae_lambda": 0.9}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "ppo": {"n_steps": 32, "gae_lambda": 0.9, "batch_size": 16, "n_epochs": 3, "clip_range": 0.1},
-    "a2c": {"n_steps": 8, "gae_lambda": 0.9},
-    "dqn": {**OFF_POLICY, "tau": 1.0, "target_update_interval": 100, "exploration_final_eps": 0.1},
-    "qrdqn": {
-        **OFF_POLICY,
-        "tau": 1.0,
-        "target_update_interval": 100,
-        "exploration_final_eps": 0.1,
-    },
-    "sac": {**OFF_POLICY, "ent_coef": "auto", "target_entropy": -1.0},
-    "tqc": {
-        **OFF_POLICY,
-        "ent_coef": "auto",
-        "target_entropy": -1.0,
-        "top_quantiles_to_drop_per_net": 1,
-    },
-    "crossq": {**OFF_POLICY, "ent_coef": "auto", "target_entropy": -1.0, "policy_delay": 3},
-    "td3": {**OFF_POLICY, "policy_delay": 2, "target_policy_noise": 0.2, "target_noise_clip": 0.5},
-    "ddpg": {**OFF_POLICY, "policy_delay": 1, "target_policy_noise": 0.1, "target_noise_clip": 0.0},
+    "ppo": {**ON_POLICY, "n_steps": 32, "batch_size": 16, "n_epochs": 3, "clip_range": 0.1},
+    "a2c": {**ON_POLICY, "n_steps": 8},
+    "dqn": DQN,
+    "qrdqn": DQN,
+    "sac": SAC,
+    "tqc": {**SAC, "top_quantiles_to_drop_per_net": 1},
+    "crossq": {**SAC, "policy_delay": 3},
+    "td3": TD3,
+    "ddpg": {**TD3, "policy_delay": 1, "target_noise_clip": 0.0},
 }
 
 
 def settings_of(algo: str, **changes: Any) -> dict[str, Any]:
     """The JSON of a model; every pickle in it is a shell command, which nothing may run."""
-    pickled = {
-        ":type:": "<class 'function'>",
-        ":serialized:": "Y29zCnN5c3RlbQooUyd0b3VjaCBob3N0aWxlJwp0Ui4=",
-    }
-    policy_class = {**pickled, "__module__": MODULES[algo], "__doc__": "text"}
-    return {
-        "policy_class": policy_class,
-        "lr_schedule": pickled,
-        **COMMON,
-        **SETTINGS[algo],
-        **changes,
-    }
+    command = base64.b64encode(PICKLE_OF_A_SHELL_COMMAND).decode()
+    pickled = {":type:": "<class 'function'>", ":serialized:": command}
+    policy_class = {**pickled, "__module__": f"{MODULES[algo]}.policies", "__doc__": "text"}
+    given = {"policy_class": policy_class, "lr_schedule": pickled}
+    return {**given, **SETTINGS[algo], **changes}
 
 
 def linear(
@@ -120,19 +104,13 @@ def torch_bytes(values: Any) -> bytes:
 
 def adam_state(first: Sequence[Tensor], second: Sequence[Tensor], step: int) -> dict[str, Any]:
     """The state of torch's Adam."""
-    pairs = zip(first, second, strict=True)
+    count = torch.tensor(float(step))
     state = {
-        n: {"step": torch.tensor(float(step)), "exp_avg": m, "exp_avg_sq": v}
-        for n, (m, v) in enumerate(pairs)
+        number: {"step": count, "exp_avg": mean, "exp_avg_sq": square}
+        for number, (mean, square) in enumerate(zip(first, second, strict=True))
     }
-    group = {
-        "lr": 0.002,
-        "betas": (0.8, 0.99),
-        "eps": 1e-6,
-        "weight_decay": 0,
-        "params": list(range(len(state))),
-    }
-    return {"state": state, "param_groups": [group]}
+    group = {"lr": 0.002, "betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0}
+    return {"state": state, "param_groups": [{**group, "params": list(state)}]}
 
 
 def write_model(
@@ -197,12 +175,8 @@ def continuous_weights(
         sequential(weights, "actor.latent_pi.", (num_inputs, 8, 6), rng)
         linear(weights, "actor.mu", 6, num_actions, rng)
         linear(weights, "actor.log_std", 6, num_actions, rng)
+    sizes = (num_inputs + num_actions, 7, 5, critic_outputs)
     for critics in ("critic.", "critic_target."):
         for member in range(num_critics):
-            sequential(
-                weights,
-                f"{critics}qf{member}.",
-                (num_inputs + num_actions, 7, 5, critic_outputs),
-                rng,
-            )
+            sequential(weights, f"{critics}qf{member}.", sizes, rng)
     return weights
