@@ -76,10 +76,16 @@ def _one_hot(settings: Settings, x: Value) -> Built:
     return run, (Value((width,)),)
 
 
-def _scale(settings: Settings, x: Value) -> Built:
-    factor = np.float32(settings.number("factor"))
-    _row(settings, x)
-    return lambda x: x * factor, (x,)
+def _of_rows(run: Function, *tensors: str, numbers: tuple[str, ...] = ()) -> Builder:
+    """An operation on the numbers of a row, with tensors as long as the row, and numbers."""
+
+    def build(settings: Settings, x: Value) -> Built:
+        shape = (_row(settings, x),)
+        given = [settings.tensor(key, shape) for key in tensors]
+        factors = [np.float32(settings.number(key)) for key in numbers]
+        return lambda x: run(x, *given, *factors), (x,)
+
+    return build
 
 
 def _concat(settings: Settings, *parts: Value) -> Built:
@@ -87,14 +93,8 @@ def _concat(settings: Settings, *parts: Value) -> Built:
     return lambda *parts: np.concatenate(parts, 1), (Value((count((width,)),)),)
 
 
-def _normalize(settings: Settings, x: Value) -> Built:
-    shape = (_row(settings, x),)
-    mean, scale, limit = (
-        settings.tensor("mean", shape),
-        settings.tensor("scale", shape),
-        settings.number("limit"),
-    )
-    return lambda x: np.minimum(np.maximum((x - mean) * scale, -limit), limit), (x,)
+def _normalize(x: Array, mean: Array, scale: Array, limit: np.float32) -> Any:
+    return np.minimum(np.maximum((x - mean) * scale, -limit), limit)
 
 
 def _image(settings: Settings, x: Value) -> Built:
@@ -144,24 +144,11 @@ def _linear(settings: Settings, x: Value) -> Built:
     return lambda x: x @ transposed + bias, (Value((len(weight),)),)
 
 
-def _layer_norm(settings: Settings, x: Value) -> Built:
-    size = _row(settings, x)
-    scale, offset = settings.tensor("scale", (size,)), settings.tensor("offset", (size,))
-    epsilon, share = np.float32(settings.number("epsilon")), np.float32(1.0 / size)
-
-    def run(x: Array) -> Any:
-        x = x - np.add.reduce(x, 1, keepdims=True) * share
-        variance = np.add.reduce(x * x, 1, keepdims=True) * share
-        return x / np.sqrt(variance + epsilon) * scale + offset
-
-    return run, (x,)
-
-
-def _batch_norm(settings: Settings, x: Value) -> Built:
-    """Batch normalization with running statistics: `scale` and `offset` hold them."""
-    shape = (_row(settings, x),)
-    scale, offset = settings.tensor("scale", shape), settings.tensor("offset", shape)
-    return lambda x: x * scale + offset, (x,)
+def _layer_norm(x: Array, scale: Array, offset: Array, epsilon: np.float32) -> Any:
+    fraction = np.float32(1.0 / x.shape[1])
+    x = x - np.add.reduce(x, 1, keepdims=True) * fraction
+    variance = np.add.reduce(x * x, 1, keepdims=True) * fraction
+    return x / np.sqrt(variance + epsilon) * scale + offset
 
 
 def _gelu(x: Array) -> Array:
@@ -246,43 +233,45 @@ def _memory(step: Function, num_gates: int, num_parts: int, *bias_keys: str) -> 
     return build
 
 
+def _groups(settings: Settings, x: Value, width: int) -> int:
+    """Number of groups of `width` numbers, such as the quantiles of an action, in a row."""
+    size = _row(settings, x)
+    if size % width:
+        raise BundleError(f"{settings.where}: {size} numbers are not groups of {width}")
+    return size // width
+
+
 def _dueling(settings: Settings, x: Value) -> Built:
     """State value plus advantages minus their mean (Wang et al. 2016, eq. 9); `width` numbers for each."""
-    size, width = _row(settings, x), settings.whole("width", 1)
-    if size % width or size // width < 2:
-        raise BundleError(
-            f"{settings.where}: {size} numbers are not a value and advantages of width {width}"
-        )
+    width = settings.whole("width", 1)
+    num_actions = _groups(settings, x, width) - 1
+    if num_actions < 1:
+        raise BundleError(f"{settings.where}: {x.size} numbers are a value without advantages")
 
     def run(x: Array) -> Any:
         parts = x.reshape(len(x), -1, width)
         value, advantages = parts[:, :1], parts[:, 1:]
         return (value + advantages - advantages.mean(1, keepdims=True)).reshape(len(x), -1)
 
-    return run, (Value((size - width,)),)
+    return run, (Value((num_actions * width,)),)
 
 
 def _quantile_mean(settings: Settings, x: Value) -> Built:
-    size, width = _row(settings, x), settings.whole("width", 1)
-    if size % width:
-        raise BundleError(f"{settings.where}: {size} numbers are not rows of {width} quantiles")
-    return lambda x: x.reshape(len(x), -1, width).mean(-1), (Value((size // width,)),)
+    width = settings.whole("width", 1)
+    output = Value((_groups(settings, x, width),))
+    return lambda x: x.reshape(len(x), -1, width).mean(-1), (output,)
 
 
 def _categorical_mean(settings: Settings, x: Value) -> Built:
     """Mean of the distribution that the logits of each action give to the atoms of `support` (C51)."""
-    size, support = _row(settings, x), settings.tensor("support", (None,))
-    if size % len(support):
-        raise BundleError(
-            f"{settings.where}: {size} numbers are not logits of {len(support)} atoms"
-        )
+    support = settings.tensor("support", (None,))
 
     def run(x: Array) -> Any:
         logits = x.reshape(len(x), -1, len(support))
         weights = np.exp(logits - logits.max(-1, keepdims=True))
         return (weights * support).sum(-1) / weights.sum(-1)
 
-    return run, (Value((size // len(support),)),)
+    return run, (Value((_groups(settings, x, len(support)),)),)
 
 
 def _mask(settings: Settings, x: Value, mask: Value) -> Built:
@@ -341,14 +330,14 @@ def _cast(settings: Settings, x: Value) -> Built:
 OPERATIONS: dict[str, tuple[int, Builder]] = {
     "flatten": (1, _flatten),
     "one_hot": (1, _one_hot),
-    "scale": (1, _scale),
+    "scale": (1, _of_rows(lambda x, factor: x * factor, numbers=("factor",))),
     "concat": (-1, _concat),
-    "normalize": (1, _normalize),
+    "normalize": (1, _of_rows(_normalize, "mean", "scale", numbers=("limit",))),
     "image": (1, _image),
     "conv2d": (1, _conv2d),
     "linear": (1, _linear),
-    "layer_norm": (1, _layer_norm),
-    "batch_norm": (1, _batch_norm),
+    "layer_norm": (1, _of_rows(_layer_norm, "scale", "offset", numbers=("epsilon",))),
+    "batch_norm": (1, _of_rows(lambda x, scale, offset: x * scale + offset, "scale", "offset")),
     **{name: (1, _activation(name)) for name in ACTIVATIONS},
     "lstm": (2, _memory(lstm_step, 4, 2, "bias")),
     "gru": (2, _memory(gru_step, 3, 1, "bias", "recurrent_bias")),

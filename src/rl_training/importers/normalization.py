@@ -22,6 +22,7 @@ from rl_training.spaces.observations import ObsSpec
 MAX_BYTES = 1 << 26
 VECNORMALIZE = "stable_baselines3.common.vec_env.vec_normalize.VecNormalize"
 BYTES = 255.0
+SWITCHES, NUMBERS = ("norm_obs", "norm_reward"), ("clip_obs", "clip_reward", "epsilon", "gamma")
 
 
 @dataclass(frozen=True)
@@ -59,27 +60,22 @@ def read_vecnormalize(path: Path) -> VecNormalizeState:
     )
     if VECNORMALIZE not in names:
         raise CheckpointError(f"{source} is not a file of VecNormalize")
-    is_on = {name: record.get(name) for name in ("norm_obs", "norm_reward")}
-    for name, flag in is_on.items():
-        if not isinstance(flag, (bool, np.bool_)):
+    values = {name: record.get(name) for name in (*SWITCHES, *NUMBERS)}
+    for name in SWITCHES:
+        if not isinstance(values[name], (bool, np.bool_)):
             raise CheckpointError(f"{source} has no setting '{name}'")
-    numbers = {name: record.get(name) for name in ("clip_obs", "clip_reward", "epsilon", "gamma")}
-    for name, number in numbers.items():
-        is_number = isinstance(number, (int, float, np.number)) and not isinstance(number, bool)
-        if not is_number or not 0 < float(number) < np.inf:
+    for name in NUMBERS:
+        is_number = isinstance(values[name], (int, float, np.number))
+        if not is_number or values[name] is True or not 0 < float(values[name]) < np.inf:
             raise CheckpointError(f"{source} has no positive number '{name}'")
-    obs = record.get("obs_rms")
-    if isinstance(obs, Record):
-        obs = obs.items if obs.get("mean") is None and obs.items else {"": obs}
-    elif not isinstance(obs, dict):
-        obs = {"": obs}
-    return VecNormalizeState(
-        {str(key): _statistics(value, source) for key, value in obs.items()}
-        if is_on["norm_obs"]
-        else {},
-        _statistics(record.get("ret_rms"), source) if is_on["norm_reward"] else None,
-        **{name: float(number) for name, number in numbers.items()},
-    )
+    rms, obs, returns = record.get("obs_rms"), {}, None
+    if values["norm_obs"]:
+        parts = rms.items if isinstance(rms, Record) else rms  # of an OrderedDict, or of a dict
+        parts = parts if isinstance(parts, dict) and parts else {"": rms}
+        obs = {str(key): _statistics(value, source) for key, value in parts.items()}
+    if values["norm_reward"]:
+        returns = _statistics(record.get("ret_rms"), source)
+    return VecNormalizeState(obs, returns, *(float(values[name]) for name in NUMBERS))
 
 
 def _statistics(rms: Any, source: str) -> Statistics:
@@ -104,17 +100,13 @@ def read_normalization(
         raise CheckpointError(
             f"bytes of shape {spec.shape} are an image for SB3 and a vector here: no counterpart"
         )
-    model = replace(
-        model,
-        pixel_scale=1.0
-        if model.settings.values.get("normalize_images", True) is not False
-        else BYTES,
-    )
+    pixel_scale = BYTES if model.settings.values.get("normalize_images") is False else 1.0
+    feature_scale: Tensor | None = None
     found: dict[str, dict[str, Tensor]] = {}
-    scales = _our_scales(spec)
+    scales = torch.cat([torch.ones(0, dtype=torch.float64), *map(_our_scale, spec.parts)])
     if state is None or not state.obs:
         if not bool((scales == 1).all()):
-            model = replace(model, feature_scale=(1.0 / scales).float())
+            feature_scale = (1.0 / scales).float()
     else:
         if spec.image_shapes:
             raise CheckpointError("VecNormalize normalizes images, which has no counterpart here")
@@ -125,54 +117,43 @@ def read_normalization(
         found["normalize_obs"] = _normalizer(mean * scales, variance, count)
         report.take("VecNormalize, observations", f"normalize_obs, {count:,.0f} observations")
         if clip != 1.0:
-            model = replace(model, feature_scale=torch.full((spec.num_features,), clip))
+            feature_scale = torch.full((spec.num_features,), clip)
             kept = "is kept by scaling the statistics: training on changes it to 10"
             report.leave("clip_obs", f"{state.clip_obs:g} {kept}")
     if state is not None and state.returns is not None:
         report.take("VecNormalize, rewards", "normalize_reward")
         if state.clip_reward != CLIP:
-            report.leave(
-                "clip_reward",
-                f"{state.clip_reward:g}: normalized rewards are clipped to ±{CLIP:g} here",
-            )
+            effect = f"normalized rewards are clipped to ±{CLIP:g} here"
+            report.leave("clip_reward", f"{state.clip_reward:g}: {effect}")
         mean = torch.from_numpy(state.returns.mean.reshape(-1).copy())
         variance = torch.from_numpy((state.returns.variance + state.epsilon).reshape(-1).copy())
         found["normalize_reward"] = _normalizer(mean, variance - EPSILON, state.returns.count)
-    return found, model
+    return found, replace(model, pixel_scale=pixel_scale, feature_scale=feature_scale)
 
 
 def _normalizer(mean: Tensor, variance: Tensor, count: float) -> dict[str, Tensor]:
     return {"mean": mean, "variance": variance, "count": torch.tensor(count, dtype=torch.float64)}
 
 
-def _our_scales(spec: ObsSpec) -> Tensor:
+def _our_scale(leaf: ObsLeaf) -> Tensor:
     """Our features over SB3's, [features]: bytes that are not an image are divided by 255 here only."""
-    if not spec.leaves:
-        scale = 1.0 / BYTES if spec.dtype == "uint8" and not spec.image_shapes else 1.0
-        return torch.full((spec.num_features,), scale, dtype=torch.float64)
-    parts = [
-        torch.full((leaf.width,), leaf.scale, dtype=torch.float64)
-        for leaf in spec.leaves
-        if not leaf.is_image
-    ]
-    return torch.cat(parts) if parts else torch.ones(0, dtype=torch.float64)
+    num_features = 0 if leaf.is_image else leaf.width
+    return torch.full((num_features,), leaf.scale, dtype=torch.float64)
 
 
 def _flat_statistics(spec: ObsSpec, state: VecNormalizeState) -> tuple[Tensor, Tensor, float]:
     """Mean and variance of each feature; categories are not normalized by VecNormalize."""
     means, variances = [], []
-    for leaf in spec.leaves or (ObsLeaf((), (spec.num_features,)),):
+    for leaf in spec.parts:
         key, width = str(leaf.path[0]) if leaf.path else "", leaf.width
         found = state.obs.get(key)
-        if found is not None and found.mean.size == width:
-            mean, variance = found.mean.reshape(-1), found.variance.reshape(-1)
-        elif found is None and leaf.choices and state.clip_obs >= 1.0:
-            mean, variance = np.zeros(width), np.full(width, 1.0 - state.epsilon)
-        else:
+        if found is None and leaf.choices and state.clip_obs >= 1.0:
+            found = Statistics(np.zeros(width), np.full(width, 1.0 - state.epsilon), 0.0)
+        if found is None or found.mean.size != width:
             what = f"part '{key}' of the observation" if key else "the observation"
             raise CheckpointError(
                 f"VecNormalize does not have {width} statistics for {what} of this environment"
             )
-        means.append(torch.from_numpy(mean.copy()))
-        variances.append(torch.from_numpy(variance.copy()))
+        means.append(torch.from_numpy(found.mean.reshape(-1).copy()))
+        variances.append(torch.from_numpy(found.variance.reshape(-1).copy()))
     return torch.cat(means), torch.cat(variances), next(iter(state.obs.values())).count
