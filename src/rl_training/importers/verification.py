@@ -101,8 +101,8 @@ def _request(
     spaces = None
     # Today's SB3 cannot read spaces of the package gym: it gets the environment's.
     if str(part_of(archive.settings, "observation_space").get(":type:")).startswith("<class 'gym."):
-        found = {"observation_space": env.observation_space, "action_space": env.action_space}
-        spaces = {name: _described(space) for name, space in found.items()}
+        names = ("observation_space", "action_space")
+        spaces = {name: _described(getattr(env, name)) for name in names}
     return {
         "model": str(archive.path.resolve()),
         "package": row.package.partition(".")[0],
@@ -116,16 +116,12 @@ def _request(
 def _described(space: Any) -> dict[str, Any]:
     if isinstance(space, Discrete):
         return {"n": int(space.n)}
-    if not isinstance(space, Box):
-        raise ConfigError(
-            f"--verify cannot give SB3 the space {space} for a model that was written with gym"
-        )
-    return {
-        "n": None,
-        "low": space.low.tolist(),
-        "high": space.high.tolist(),
-        "dtype": str(space.dtype),
-    }
+    if isinstance(space, Box):
+        bounds = {"low": space.low.tolist(), "high": space.high.tolist()}
+        return {"n": None, **bounds, "dtype": str(space.dtype)}
+    raise ConfigError(
+        f"--verify cannot give SB3 the space {space} for a model that was written with gym"
+    )
 
 
 def _actions_of_sb3(request: dict[str, Any], obs: Any, python: str) -> Any:

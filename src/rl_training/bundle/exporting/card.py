@@ -47,90 +47,81 @@ def write_card(
     """The card as Markdown."""
     spaces = parse_spaces(description.spaces)
     env = config.env_id or "none (a dataset)"
-    lines = [f"# {config.algo} on {env}", "", "| | |", "|---|---|"]
-    lines += [
-        f"| {name} | {_cell(text)} |"
-        for name, text in _rows(config, spaces, env, step, evaluation, versions)
-    ]
-    lines += [
+    unit = "gradient" if learns_offline(config.algo) else "environment"
+    rows = {
+        "algorithm": config.algo,
+        "environment": env,
+        "seed": str(config.seed),
+        "trained for": f"{step:,} {unit} steps",
+        **_describe_spaces(spaces),
+        **_describe_score(config.seed, evaluation),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+    }
+    lines = [
+        f"# {config.algo} on {env}",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {_cell(text)} |" for name, text in rows.items()),
         "",
         "The score is of one training run: it says nothing about other seeds.",
         "",
         "## Use",
         "",
-    ]
-    lines += ["```python", *snippet(spaces, file_name), "```", ""]
-    lines.append(
+        "```python",
+        *snippet(spaces, file_name),
+        "```",
+        "",
         "`load` needs NumPy and safetensors only. It checks every byte of the file, and that the policy gives the"
-        " actions that it gave when it was exported."
-    )
+        " actions that it gave when it was exported.",
+    ]
     if has_onnx:
-        lines += [
-            "",
-            f"An ONNX model for other languages is inside: `unzip {file_name} policy.onnx`.",
-        ]
+        unpack = f"`unzip {file_name} policy.onnx`"
+        lines += ["", f"An ONNX model for other languages is inside: {unpack}."]
     return ("\n".join(lines) + "\n").encode()
 
 
 def snippet(spaces: BundleSpaces, file_name: str) -> list[str]:
     """Lines of Python that load the policy and act."""
-    arguments = ["observation"]
-    arguments += ["state=None"] if spaces.state_size else []
-    arguments += (
-        [f"mask=np.ones({spaces.action.num_options}, bool)"]
-        if spaces.mask_use == "required"
-        else []
-    )
+    arguments, comment = "observation", ""
+    if spaces.state_size:
+        arguments, comment = "observation, state=None", "  # action and next state"
+    if spaces.mask_use == "required":
+        arguments += f", mask=np.ones({spaces.action.num_options}, bool)"
     return [
         "import numpy as np",
         "from rl_training.bundle import load",
         f"policy = load({json.dumps(file_name)})",
         f"observation = {_example(spaces)}  # one of the environment's, or a batch",
-        f"print(policy.act({', '.join(arguments)}))"
-        + ("  # action and next state" if spaces.state_size else ""),
+        f"print(policy.act({arguments})){comment}",
     ]
 
 
-def _rows(
-    config: TrainConfig,
-    spaces: BundleSpaces,
-    env: str,
-    step: int,
-    evaluation: Evaluation | None,
-    versions: dict[str, str],
-) -> list[tuple[str, str]]:
-    protocol, score = (
-        "none: the run has no environment, or the policy was exported without it",
-        "not measured",
-    )
-    if evaluation is not None:
-        count = len(evaluation.returns)
-        protocol = (
-            f"{count:,} episode{'' if count == 1 else 's'} of the deterministic policy, unscaled rewards, on evaluation"
-            f" seeds derived from seed {config.seed}, which training never uses"
-        )
-        score = str(evaluation)
+def _describe_spaces(spaces: BundleSpaces) -> dict[str, str]:
     observation = ", ".join(
         f"{leaf.name or 'one array'}: {leaf.dtype} {list(leaf.shape)}"
         for leaf in spaces.observation
     )
-    options = f", options {list(spaces.action.choices)}" if spaces.action.choices else ""
-    return [
-        ("algorithm", config.algo),
-        ("environment", env),
-        ("seed", str(config.seed)),
-        (
-            "trained for",
-            f"{step:,} {'gradient' if learns_offline(config.algo) else 'environment'} steps",
-        ),
-        ("observation", observation),
-        ("action", f"{spaces.action.dtype} {list(spaces.action.shape)}{options}"),
-        ("memory", f"{spaces.state_size} numbers" if spaces.state_size else "none"),
-        ("action masks", spaces.mask_use),
-        ("evaluation", protocol),
-        ("score", score),
-        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
-    ]
+    action = spaces.action
+    options = f", options {list(action.choices)}" if action.choices else ""
+    return {
+        "observation": observation,
+        "action": f"{action.dtype} {list(action.shape)}{options}",
+        "memory": f"{spaces.state_size} numbers" if spaces.state_size else "none",
+        "action masks": spaces.mask_use,
+    }
+
+
+def _describe_score(seed: int, evaluation: Evaluation | None) -> dict[str, str]:
+    if evaluation is None:
+        reason = "none: the run has no environment, or the policy was exported without it"
+        return {"evaluation": reason, "score": "not measured"}
+    count = len(evaluation.returns)
+    protocol = (
+        f"{count:,} episode{'' if count == 1 else 's'} of the deterministic policy, unscaled rewards, on evaluation"
+        f" seeds derived from seed {seed}, which training never uses"
+    )
+    return {"evaluation": protocol, "score": str(evaluation)}
 
 
 def _example(spaces: BundleSpaces) -> str:

@@ -73,11 +73,12 @@ def make_golden(
     """The golden pairs of a policy; pairs whose action depends on rounding are left out."""
     spaces = real.spaces
     extreme = _extremes(spaces, obs_space)
-    count = max(
-        4, min(MAX_REAL, MAX_GOLDEN_BYTES // max(1, sum(part[0].nbytes for part in extreme)))
-    )
+    num_bytes = sum(part[0].nbytes for part in extreme)
+    count = max(4, min(MAX_REAL, MAX_GOLDEN_BYTES // max(1, num_bytes)))
     kept = real.limited(count)
-    num_extreme = min(len(extreme[0]), max(count, 8) if count < MAX_REAL else len(extreme[0]))
+    num_extreme = len(extreme[0])
+    if count < MAX_REAL:
+        num_extreme = min(num_extreme, max(count, 8))
     leaves = [
         np.stack([*(row[0][index] for row in kept), *part[:num_extreme]]).astype(part.dtype)
         for index, part in enumerate(extreme)
@@ -119,18 +120,16 @@ def answers(
     algorithm: Algorithm[Any], leaves: list[Array], masks: Array | None, states: Array | None
 ) -> tuple[Array, Array | None]:
     """Environment actions and next states of the algorithm itself."""
-    actions, next_states = [], []
+    acted = []
     for start in range(0, len(leaves[0]), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         state = None if states is None else torch.from_numpy(states[rows]).to(algorithm.device)
         obs = algorithm.spaces.obs.nested([leaf[rows] for leaf in leaves])
-        chosen, after = act_on(
-            algorithm, obs, state, None if masks is None else masks[rows], deterministic=True
-        )
-        actions.append(chosen)
-        if after is not None:
-            next_states.append(after.cpu().numpy())
-    return np.concatenate(actions), np.concatenate(next_states) if next_states else None
+        mask = None if masks is None else masks[rows]
+        acted.append(act_on(algorithm, obs, state, mask, deterministic=True))
+    actions, after = zip(*acted, strict=True)
+    next_states = None if states is None else np.concatenate([one.cpu().numpy() for one in after])
+    return np.concatenate(actions), next_states
 
 
 def _extremes(spaces: BundleSpaces, obs_space: Space[Any] | None) -> list[Array]:

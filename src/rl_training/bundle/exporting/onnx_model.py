@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,26 +38,23 @@ def make_onnx(description: Description, golden: dict[str, Array]) -> bytes:
 
     spaces = parse_spaces(description.spaces)
     names = input_names(spaces)
-    graph, values = Graph(), {}
-    for key, name in names.items():
-        values[key] = Node(graph, name, golden[key].ndim)
+    graph = Graph()
+    values = {key: Node(graph, name, golden[key].ndim) for key, name in names.items()}
     for operation in description.operations:
         settings = {
-            key: value for key, value in operation.items() if key not in ("op", "in", "out")
+            key: description.tensors.get(value, value) if isinstance(value, str) else value
+            for key, value in operation.items()
+            if key not in ("op", "in", "out")
         }
-        for key, value in settings.items():
-            if isinstance(value, str) and value in description.tensors:
-                settings[key] = description.tensors[value]
         made = ONNX_OPERATIONS[operation["op"]](*map(values.get, operation["in"]), **settings)
         values |= zip(operation["out"], made if isinstance(made, tuple) else (made,), strict=True)
-    results = [ACTION, *([NEXT_STATE] if spaces.state_size else [])]
+    results = [name for name in (ACTION, NEXT_STATE) if name in golden]
     ends = [make_node("Identity", [values[name].name], [name]) for name in results]
     inputs = [_described(name, golden[key]) for key, name in names.items()]
     outputs = [_described(name, golden[name]) for name in results]
     content = make_graph([*graph.nodes, *ends], "policy", inputs, outputs, graph.constants)
-    model = make_model(
-        content, opset_imports=[make_operatorsetid("", OPSET)], ir_version=IR_VERSION
-    )
+    opset = [make_operatorsetid("", OPSET)]
+    model = make_model(content, opset_imports=opset, ir_version=IR_VERSION)
     onnx.checker.check_model(model)
     data: bytes = model.SerializeToString()
     check_onnx(data, spaces, golden)
@@ -110,6 +107,23 @@ def input_names(spaces: BundleSpaces) -> dict[str, str]:
     return names
 
 
+class Graph:
+    """ONNX nodes and constants under construction."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+
+    def constant(self, value: Any) -> str:
+        """Name of a new tensor; Python's floats are float32."""
+        from onnx.numpy_helper import from_array
+
+        array = np.array(value, np.float32 if isinstance(value, float) else None, order="C")
+        name = f"c{len(self.constants)}"
+        self.constants.append(from_array(array, name))
+        return name
+
+
 class Node:
     """A value of the model: the output of an ONNX node, which its methods and operators append to."""
 
@@ -122,7 +136,14 @@ class Node:
 
     def many(self, kind: str, count: int, *others: Any, **attributes: Any) -> list[Node]:
         """The same with several outputs."""
-        return self.graph.append(kind, count, (self, *others), attributes)
+        from onnx.helper import make_node
+
+        graph = self.graph
+        sources = [self.name]
+        sources += [one.name if isinstance(one, Node) else graph.constant(one) for one in others]
+        outputs = [f"v{len(graph.nodes)}_{index}" for index in range(count)]
+        graph.nodes.append(make_node(kind, sources, outputs, **attributes))
+        return [Node(graph, name) for name in outputs]
 
     def __add__(self, other: Any) -> Node:
         return self("Add", other)
@@ -149,33 +170,6 @@ class Node:
     def chunk(self, count: int) -> list[Node]:
         """Equal parts of each row."""
         return self.many("Split", count, axis=1, num_outputs=count)
-
-
-class Graph:
-    """ONNX nodes and constants under construction."""
-
-    def __init__(self) -> None:
-        self.nodes: list[Any] = []
-        self.constants: list[Any] = []
-
-    def append(
-        self, kind: str, count: int, inputs: Sequence[Any], attributes: dict[str, Any]
-    ) -> list[Node]:
-        """Append a node with `count` outputs."""
-        from onnx.helper import make_node
-
-        sources = [one.name if isinstance(one, Node) else self._constant(one) for one in inputs]
-        outputs = [f"v{len(self.nodes)}_{index}" for index in range(count)]
-        self.nodes.append(make_node(kind, sources, outputs, **attributes))
-        return [Node(self, name) for name in outputs]
-
-    def _constant(self, value: Any) -> str:
-        """A tensor; Python's floats are float32."""
-        from onnx.numpy_helper import from_array
-
-        array = np.array(value, np.float32 if isinstance(value, float) else None, order="C")
-        self.constants.append(from_array(array, f"c{len(self.constants)}"))
-        return f"c{len(self.constants) - 1}"
 
 
 def _one_hot(x: Node, choices: list[int], start: list[int]) -> Node:
