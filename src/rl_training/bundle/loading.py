@@ -80,13 +80,15 @@ def prove(program: Program, spaces: BundleSpaces, golden: dict[str, Array]) -> N
         )
         differs = differing(spaces, actions, golden[ACTION][rows])
         if state is not None:
-            differs = differs | _states_differ(state, golden[NEXT_STATE][rows])
+            expected = golden[NEXT_STATE][rows]
+            close = np.abs(state - expected) <= TOLERANCE * np.maximum(np.abs(expected), 1.0)
+            differs |= ~close.all(1)
         if differs.any():
             number = int(np.argmax(differs))
-            given, expected = actions[number].tolist(), golden[ACTION][first + number].tolist()
+            given, right = actions[number].tolist(), golden[ACTION][first + number].tolist()
             raise BundleError(
                 f"golden pair {first + number} of {total} is not reproduced: the action is {given!s:.100}, and was"
-                f" {expected!s:.100} when the policy was exported"
+                f" {right!s:.100} when the policy was exported"
             )
 
 
@@ -121,11 +123,6 @@ def differing(spaces: BundleSpaces, actions: Array, expected: Array, factor: flo
     # Half precision cannot hold the tolerance: there, neighbouring numbers count as equal.
     spacing = 2.0 * np.finfo(action.dtype).eps * magnitude if action.dtype == "float16" else 0.0
     close = np.abs(rows - targets) <= factor * TOLERANCE * unit + spacing
-    return np.asarray(~close.all(1))
-
-
-def _states_differ(states: Array, expected: Array) -> Array:
-    close = np.abs(states - expected) <= TOLERANCE * np.maximum(np.abs(expected), 1.0)
     return np.asarray(~close.all(1))
 
 

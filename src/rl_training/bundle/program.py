@@ -18,11 +18,11 @@ OBS, STATE, MASK, ACTION, NEXT_STATE = "obs", "state", "mask", "action", "next_s
 
 @dataclass(frozen=True)
 class Step:
-    """One operation, with the places of its inputs and outputs."""
+    """One operation, with the names of its inputs and outputs."""
 
     run: Function
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
 
 
 class Program:
@@ -34,8 +34,7 @@ class Program:
                 f"operations.json: 'operations' is not a list of at most {MAX_OPERATIONS:,} operations"
             )
         self._values = _given(spaces)
-        self._places = {name: place for place, name in enumerate(self._values)}
-        self.num_given = len(self._values)
+        self._given = tuple(self._values)
         self.size = sum(value.size for value in self._values.values())
         """Numbers per observation in all values."""
         self.num_weights = sum(array.size for array in tensors.values())
@@ -50,22 +49,19 @@ class Program:
                 f"weights.safetensors: no operation reads the tensor '{min(unread):.100}'"
             )
         self._check_outputs(spaces)
-        self._action, self._state = self._places[ACTION], self._places.get(NEXT_STATE)
-        self._rest = [None] * (len(self._places) - self.num_given)
 
     def run(
         self, leaves: list[Array], state: Array | None, mask: Array | None
     ) -> tuple[Array, Array | None]:
         """Actions [B, ...] and the next policy state for observation parts [B, ...]."""
-        values: list[Any] = [*leaves, state, mask, *self._rest]
+        values: dict[str, Any] = dict(zip(self._given, [*leaves, state, mask], strict=True))
         for step in self.steps:
-            made = step.run(*[values[place] for place in step.inputs])
+            made = step.run(*[values[name] for name in step.inputs])
             if len(step.outputs) == 1:
                 values[step.outputs[0]] = made
             else:
-                for place, value in zip(step.outputs, made, strict=True):
-                    values[place] = value
-        return values[self._action], None if self._state is None else values[self._state]
+                values.update(zip(step.outputs, made, strict=True))
+        return values[ACTION], values.get(NEXT_STATE)
 
     def _build(self, settings: Settings) -> Step:
         name = settings.text("op")
@@ -94,15 +90,11 @@ class Program:
         ):
             raise settings.fault("out", f"{len(made)} new names")
         for output, value in zip(outputs, made, strict=True):
-            self._places[output], self._values[output] = len(self._places), value
+            self._values[output] = value
             self.size += value.size
         if self.size > MAX_ELEMENTS:
             raise BundleError(f"the values have more than {MAX_ELEMENTS:,} numbers per observation")
-        return Step(
-            run,
-            tuple(self._places[name] for name in inputs),
-            tuple(self._places[name] for name in outputs),
-        )
+        return Step(run, inputs, outputs)
 
     def _check_outputs(self, spaces: BundleSpaces) -> None:
         expected = {ACTION: Value(spaces.action.shape, spaces.action.dtype)}
