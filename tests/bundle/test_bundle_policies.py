@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from importlib.util import find_spec
 from typing import Any
 
@@ -107,23 +108,18 @@ def check(algo: str, obs: Space, action: Space, **settings: Any) -> BundlePolicy
     data, description, golden = bundle_of(algorithm, obs, algo)
     policy = load_bytes(data)
     run = onnx_runner(make_onnx(description, golden), policy) if HAS_ONNX else None
-    has_memory = algorithm.initial_state(1) is not None
-    torch_state: Any = None
-    state = model_state = (
-        np.zeros((8, policy.spaces.state_size), np.float32) if has_memory else None
-    )
+    torch_state = state = model_state = None
+    if algorithm.initial_state(1) is not None:
+        state = model_state = np.zeros((8, policy.spaces.state_size), np.float32)
     for step in range(3):
-        batch = samples(obs, 8, seed=step)
-        masked = (
-            {"mask": random_masks(policy.spaces.action.choices, 8, step)}
-            if settings.get("has_masks")
-            else {}
-        )
-        expected, torch_state = predict(algorithm, batch, state=torch_state, **masked)
-        actions, state = policy.act(batch, state=state, **masked)
+        batch, mask = samples(obs, 8, seed=step), None
+        if settings.get("has_masks"):
+            mask = random_masks(policy.spaces.action.choices, 8, step)
+        expected, torch_state = predict(algorithm, batch, state=torch_state, mask=mask)
+        actions, state = policy.act(batch, state=state, mask=mask)
         assert_same(actions, expected)
         if run is not None:
-            model_actions, model_state = run(batch, model_state, masked.get("mask"))
+            model_actions, model_state = run(batch, model_state, mask)
             assert_same(model_actions, expected)
     return policy
 
@@ -153,10 +149,8 @@ def onnx_runner(data: bytes, policy: BundlePolicy) -> Any:
 
     def run(batch: Any, state: Any, mask: Any) -> tuple[np.ndarray, Any]:
         leaves, _ = policy.spaces.as_batch(batch)
-        values = {f"obs.{index}": leaf for index, leaf in enumerate(leaves)} | {
-            "state": state,
-            "mask": mask,
-        }
+        values = {f"obs.{index}": leaf for index, leaf in enumerate(leaves)}
+        values |= {"state": state, "mask": mask}
         action, *rest = session.run(None, {name: values[key] for key, name in names.items()})
         return action, rest[0] if rest else None
 
@@ -168,15 +162,12 @@ def spaces_of(algo: str) -> list[tuple[Space, Space]]:
     found = []
     for obs in (VECTOR, GOALS):
         for action in ACTIONS.values():
-            try:
-                get_algorithm_spec(algo).algorithm_class().check_spaces(
-                    describe_spaces(obs, action)
-                )
-            except EnvError:
-                continue
-            found.append((obs, action))
+            with contextlib.suppress(EnvError):
+                spaces = describe_spaces(obs, action)
+                get_algorithm_spec(algo).algorithm_class().check_spaces(spaces)
+                found.append((obs, action))
         if found:
-            return found
+            break
     return found
 
 
@@ -276,9 +267,8 @@ def test_a_policy_trained_with_masks_asks_for_them() -> None:
     assert policy.act(np.zeros(3), mask=[False, False, True]) == 2
     space = Dict(action_mask=MultiBinary(3), x=VECTOR)
     inside = load_bytes(bundle_of(make_policy("ppo", space, Discrete(3), has_masks=True), space)[0])
-    assert (
-        inside.act({"action_mask": np.array([0, 1, 0], np.int8), "x": np.zeros(3, np.float32)}) == 1
-    )
+    obs = {"action_mask": np.array([0, 1, 0], np.int8), "x": np.zeros(3, np.float32)}
+    assert inside.act(obs) == 1
     plain = load_bytes(bundle_of(make_policy("sac", VECTOR, BOUNDED), VECTOR)[0])
     with pytest.raises(ConfigError, match="does not obey action masks"):
         plain.act(np.zeros(3), mask=np.ones(2))
@@ -334,9 +324,8 @@ def test_a_description_that_acts_otherwise_is_not_written() -> None:
     algorithm.policy.register_forward_hook(
         lambda module, inputs, output: (output[0] + 0.1, output[1])
     )
-    with pytest.raises(
-        BundleError, match="its operations in NumPy do not act like it: golden pair 0"
-    ):
+    message = "its operations in NumPy do not act like it: golden pair 0"
+    with pytest.raises(BundleError, match=message):
         bundle_of(algorithm, VECTOR)
 
 

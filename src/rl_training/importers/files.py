@@ -10,7 +10,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,11 @@ class Archive:
     """Plain JSON values of `data`; of a pickled value, the attributes that SB3 wrote beside it as text."""
     weights: Weights
     """The policy's state_dict."""
-    variables: Weights = field(default_factory=dict)
+    variables: Weights
     """Tensors outside the policy, such as `log_ent_coef`."""
-    optimizers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    optimizers: Mapping[str, Mapping[str, Any]]
     """State of each optimizer by its name, such as `actor`."""
-    version: str = "unknown"
+    version: str
     """Version of SB3 that wrote the file."""
 
 

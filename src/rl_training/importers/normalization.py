@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,14 @@ class Statistics:
 class VecNormalizeState:
     """The statistics and settings of a VecNormalize that decide how observations and rewards are normalized."""
 
-    obs: dict[str, Statistics] = field(default_factory=dict)
+    obs: dict[str, Statistics]
     """By key of a Dict observation; the key is empty for other observations. Empty: they are not normalized."""
-    returns: Statistics | None = None
+    returns: Statistics | None
     """Of the discounted returns; None: rewards are not normalized."""
-    clip_obs: float = 10.0
-    clip_reward: float = 10.0
-    epsilon: float = 1e-8
-    gamma: float = 0.99
+    clip_obs: float
+    clip_reward: float
+    epsilon: float
+    gamma: float
 
 
 def read_vecnormalize(path: Path) -> VecNormalizeState:

@@ -47,9 +47,11 @@ class Transfer:
 
     def _load_network(self, part: Part, placed: list[Placement]) -> set[str]:
         """Load one network; returns the names of its tensors."""
-        weights, state = self.model.weights, self.members[part.member].state_dict()
+        weights, network = self.model.weights, self.members[part.member]
+        state = network.state_dict()
         for one in placed:
             one.put(weights[one.source] * one.scale + one.offset, state)
+        network.load_state_dict(state)
         sources = {one.source for one in placed}
         given = [tensor for name, tensor in self.archive.weights.items() if name in sources]
         self.report.take(part.member, f"{sum(map(torch.numel, given)):,} numbers")

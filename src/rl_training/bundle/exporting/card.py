@@ -11,7 +11,7 @@ from rl_training.bundle.spaces import BundleSpaces, parse_spaces
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import learns_offline
 from rl_training.spaces.given import ObsLeaf
-from rl_training.studies.statistics import MeanInterval, mean_interval
+from rl_training.studies.statistics import mean_interval
 
 
 @dataclass(frozen=True)
@@ -19,15 +19,9 @@ class Evaluation:
     """Episodes of the deterministic policy on the run's evaluation seeds."""
 
     returns: tuple[float, ...]
-    lengths: tuple[int, ...]
-
-    @property
-    def interval(self) -> MeanInterval:
-        """Mean return and its 95 % interval over episodes."""
-        return mean_interval(self.returns)
 
     def __str__(self) -> str:
-        found, count = self.interval, len(self.returns)
+        found, count = mean_interval(self.returns), len(self.returns)
         if found.low is None or found.high is None:
             return f"{found.mean:.1f} (one episode: no interval)"
         interval = f"{found.low:.1f} to {found.high:.1f}"

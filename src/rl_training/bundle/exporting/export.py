@@ -63,7 +63,6 @@ def export_bundle(
     onnx: bool = False,
     card: bool = False,
     num_episodes: int | None = None,
-    device: str = "cpu",
 ) -> Exported:
     """Write the deterministic policy of a run (or checkpoint) as a bundle to the new file `out`.
 
@@ -76,7 +75,7 @@ def export_bundle(
         from rl_training.bundle.exporting.onnx_model import require_onnx
 
         require_onnx()
-    config, algorithm, state = load_algorithm(run, device=device)
+    config, algorithm, state = load_algorithm(run, device="cpu")
     description = describe(algorithm)
     with choose_execution(config, state).applied():
         golden, evaluation = _golden(config, algorithm, description, num_episodes, state.metadata)
@@ -160,9 +159,9 @@ def _golden(
     else:
         with open_evaluator(config, algorithm, num_episodes, metadata) as evaluator:
             with counter(len(evaluator.seeds), "evaluating", "episodes", shows_time=True) as show:
-                returns, lengths, _ = evaluator.run_episodes(algorithm, show, real.watch)
+                returns, _, _ = evaluator.run_episodes(algorithm, show, real.watch)
             obs_space = evaluator.obs_space
-        evaluation = Evaluation(tuple(returns), tuple(lengths))
+        evaluation = Evaluation(tuple(returns))
     golden = make_golden(algorithm, description, real, obs_space)
     if not len(golden[ACTION]):
         raise BundleError(
