@@ -71,6 +71,7 @@ def read_pickle(data: bytes, source: str) -> Any:
     """The object in a pickle, or a `CheckpointError` that names `source` and the first thing that is refused."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
+    argument: Any
     try:
         for count, (opcode, argument, _) in enumerate(pickletools.genops(io.BytesIO(data))):
             if count > MAX_OPCODES:

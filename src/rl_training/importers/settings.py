@@ -348,7 +348,7 @@ def _optimizer(archive: Archive, report: Report) -> dict[str, Any]:
     """Adam's or RMSprop's betas, epsilon and weight decay; RMSprop is Adam with beta1 = 0."""
     name = class_name(part_of(archive.settings, "policy_kwargs").get("optimizer_class")) or "Adam"
     states = [archive.optimizers[key] for key in ("policy", "actor") if key in archive.optimizers]
-    group = next(iter(states[0]["param_groups"]), {}) if states else {}
+    group: Any = next(iter(states[0]["param_groups"]), {}) if states else {}
     if name not in ("Adam", "AdamW", *RMSPROPS) or not isinstance(group, dict):
         report.leave("optimizer", f"{name} has no counterpart: Adam here, which begins anew")
         return {}
@@ -384,5 +384,6 @@ def read_shape(settings: Plain) -> tuple[int, ...] | None:
     """Shape of the model's observations, if it is an array."""
     space = part_of(settings, "observation_space")
     shape = space.get("_shape") or space.get("shape")
-    is_shape = isinstance(shape, list) and all(type(size) is int for size in shape)
-    return tuple(shape) if is_shape else None
+    if isinstance(shape, list) and all(type(size) is int for size in shape):
+        return tuple(shape)
+    return None

@@ -114,7 +114,7 @@ class Transfer:
         self.report.take("temperature", f"alpha {float(log_alpha.exp()):.4g}")
         state = self.archive.optimizers.get("ent_coef", {"state": {}})
         entry: dict[str, Any] = next(iter(state["state"].values()), {})
-        moments = [entry.get(name) for name in ("exp_avg", "exp_avg_sq")]
+        moments: Any = [entry.get(name) for name in ("exp_avg", "exp_avg_sq")]
         if not _are_tensors(moments, log_alpha.shape):
             return 0
         step = _step_of(entry)
