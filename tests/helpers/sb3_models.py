@@ -5,13 +5,18 @@ from __future__ import annotations
 import base64
 import io
 import json
+import pickle
+import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -180,3 +185,43 @@ def continuous_weights(
         for member in range(num_critics):
             sequential(weights, f"{critics}qf{member}.", sizes, rng)
     return weights
+
+
+def pickled_frequency(count: int, unit: str) -> dict[str, str]:
+    """SB3's TrainFreq, as cloudpickle writes it."""
+    module = b"stable_baselines3.common.type_aliases"
+    data = b"\x80\x02c%b\nTrainFreq\nK%cc%b\nTrainFrequencyUnit\n" % (module, count, module)
+    data += b"X" + len(unit).to_bytes(4, "little") + unit.encode() + b"\x85R\x86\x81."
+    return {":type:": "<class 'TrainFreq'>", ":serialized:": base64.b64encode(data).decode()}
+
+
+def vecnormalize_file(path: Path, protocol: int, **changes: Any) -> Path:
+    """What VecNormalize.save writes, with classes that go by the names of SB3's."""
+    classes = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, class_name in (
+            ("stable_baselines3", ""),
+            ("stable_baselines3.common", ""),
+            ("stable_baselines3.common.vec_env", ""),
+            ("stable_baselines3.common.vec_env.vec_normalize", "VecNormalize"),
+            ("stable_baselines3.common.running_mean_std", "RunningMeanStd"),
+        ):
+            module = ModuleType(name)
+            classes[class_name] = type(class_name, (), {"__module__": name})
+            setattr(module, class_name, classes[class_name])
+            patch.setitem(sys.modules, name, module)
+
+        def statistics(mean: Any, variance: Any) -> Any:
+            one = classes["RunningMeanStd"]()
+            one.mean, one.var, one.count = np.asarray(mean), np.asarray(variance), 1000.0001
+            return one
+
+        one = classes["VecNormalize"]()
+        vars(one).update(
+            norm_obs=True, norm_reward=True, clip_obs=10.0, clip_reward=10.0, gamma=0.97, epsilon=1e-8, training=True,
+            obs_rms=statistics([0.5, -0.2, 1.0], [0.3, 0.4, 9.0]), ret_rms=statistics(-3.0, np.float64(25.0)),
+            observation_space=gym.spaces.Box(-1.0, 1.0, (3,)), old_reward=np.zeros(2), num_envs=2,
+        )  # fmt: skip
+        vars(one).update(changes)
+        path.write_bytes(pickle.dumps(one, protocol))
+    return path

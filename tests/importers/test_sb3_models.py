@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import pickle
 import sys
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
@@ -21,9 +18,11 @@ from sb3_models import (
     continuous_weights,
     forward,
     linear,
+    pickled_frequency,
     ppo_weights,
     sequential,
     settings_of,
+    vecnormalize_file,
     write_model,
 )
 
@@ -117,14 +116,6 @@ def test_activation_and_hyperparameters_are_read_from_plain_json(tmp_path: Path)
     config = conversion.config
     assert expected.items() <= config.algo_kwargs.items()
     assert (config.num_envs, config.total_timesteps, conversion.global_step) == (3, 4000, 4000)
-
-
-def pickled_frequency(count: int, unit: str) -> dict[str, str]:
-    """SB3's TrainFreq, as cloudpickle writes it."""
-    module = b"stable_baselines3.common.type_aliases"
-    data = b"\x80\x02c%b\nTrainFreq\nK%cc%b\nTrainFrequencyUnit\n" % (module, count, module)
-    data += b"X" + len(unit).to_bytes(4, "little") + unit.encode() + b"\x85R\x86\x81."
-    return {":type:": "<class 'TrainFreq'>", ":serialized:": base64.b64encode(data).decode()}
 
 
 @pytest.mark.parametrize(
@@ -386,38 +377,6 @@ def test_rmsprop_goes_on_as_adam_without_a_mean(name: str, eps: float, tmp_path:
     np.testing.assert_allclose(
         state["second"][0], parameters["networks.weight_0"].detach().square(), rtol=1e-5
     )
-
-
-def vecnormalize_file(path: Path, protocol: int, **changes: Any) -> Path:
-    """What VecNormalize.save writes, with classes that go by the names of SB3's."""
-    classes = {}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, class_name in (
-            ("stable_baselines3", ""),
-            ("stable_baselines3.common", ""),
-            ("stable_baselines3.common.vec_env", ""),
-            ("stable_baselines3.common.vec_env.vec_normalize", "VecNormalize"),
-            ("stable_baselines3.common.running_mean_std", "RunningMeanStd"),
-        ):
-            module = ModuleType(name)
-            classes[class_name] = type(class_name, (), {"__module__": name})
-            setattr(module, class_name, classes[class_name])
-            patch.setitem(sys.modules, name, module)
-
-        def statistics(mean: Any, variance: Any) -> Any:
-            one = classes["RunningMeanStd"]()
-            one.mean, one.var, one.count = np.asarray(mean), np.asarray(variance), 1000.0001
-            return one
-
-        one = classes["VecNormalize"]()
-        vars(one).update(
-            norm_obs=True, norm_reward=True, clip_obs=10.0, clip_reward=10.0, gamma=0.97, epsilon=1e-8, training=True,
-            obs_rms=statistics([0.5, -0.2, 1.0], [0.3, 0.4, 9.0]), ret_rms=statistics(-3.0, np.float64(25.0)),
-            observation_space=gym.spaces.Box(-1.0, 1.0, (3,)), old_reward=np.zeros(2), num_envs=2,
-        )  # fmt: skip
-        vars(one).update(changes)
-        path.write_bytes(pickle.dumps(one, protocol))
-    return path
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
