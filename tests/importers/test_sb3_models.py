@@ -340,9 +340,7 @@ def test_adams_moments_follow_their_weights(bounded: bool, tmp_path: Path) -> No
     own = dict(conversion.algorithm.policy.named_parameters())
     for name, first, second in zip(own, state["first"], state["second"], strict=True):
         np.testing.assert_allclose(second, first.square(), rtol=1e-5)
-        if name.endswith(
-            "_2"
-        ):  # member 0 is the policy's output layer, member 1 the value function's
+        if name.endswith("_2"):  # output layers: member 0 is the policy's
             factor = 4.0 if bounded else 1.0  # half of the weights, twice of their gradients
             np.testing.assert_allclose(first[0], own[name][0].detach() * factor, rtol=1e-5)
             np.testing.assert_allclose(first[1, :, 0], own[name][1, :, 0].detach(), rtol=1e-5)
