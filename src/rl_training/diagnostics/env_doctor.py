@@ -16,9 +16,9 @@ from rl_training.diagnostics.env_probe import STEPS_TRACED, ProbeResult, probe
 from rl_training.diagnostics.resume_check import check_resume, sample_actions
 from rl_training.envs.factory import EnvSource, make_env, make_vector_env
 from rl_training.envs.parallel.pools import describe_error
-from rl_training.envs.parallel.vector import MakeEnv
 from rl_training.envs.single.answers import REMEDIES
 from rl_training.envs.single.masks import make_valid
+from rl_training.envs.state.aliases import MakeEnv
 from rl_training.envs.state.attributes import is_same
 from rl_training.envs.state.unsaved_state import shared_changes
 from rl_training.errors import RLTrainingError

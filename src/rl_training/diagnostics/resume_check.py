@@ -14,9 +14,10 @@ import gymnasium as gym
 import torch
 
 from rl_training.envs.parallel.pools import Fault, Pool
-from rl_training.envs.parallel.vector import MakeEnv, make_limited, make_member
+from rl_training.envs.parallel.vector import make_limited, make_member
 from rl_training.envs.parallel.workers import AsyncPool
 from rl_training.envs.single.resumable import ResumableEnv, Step
+from rl_training.envs.state.aliases import MakeEnv
 from rl_training.envs.state.attributes import is_same
 from rl_training.errors import EnvError
 from rl_training.experiment.codec import pack, unpack

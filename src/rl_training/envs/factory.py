@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
@@ -14,17 +15,14 @@ from pydantic import BeforeValidator, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rl_training.envs.given.objects import WorkerCode
 from rl_training.envs.given.vector_env import make_given_vector
+from rl_training.envs.parallel.batch import BatchTrainingEnv, refuse_reading
 from rl_training.envs.parallel.native_vector import (
-    EnvPoolNativeEnv,
-    NativeTrainingEnv,
+    EnvPoolBatch,
     check_has_batch,
     make_gymnasium_batch,
 )
 from rl_training.envs.parallel.pools import Pool
 from rl_training.envs.parallel.vector import (
-    Array,
-    MakeEnv,
-    RewardTransform,
     SyncPool,
     TrainingEnv,
     make_async,
@@ -35,6 +33,7 @@ from rl_training.envs.rewards import apply_reward_wrappers
 from rl_training.envs.single.construction import construct, translate_construction_errors
 from rl_training.envs.single.episodes import EpisodeEnv
 from rl_training.envs.single.masks import NOTHING, StepReading, find_mask_source
+from rl_training.envs.state.aliases import Array, Env, MakeEnv, RewardTransform
 from rl_training.envs.wrapping.atari import (
     GAME_KWARGS,
     AtariConfig,
@@ -67,7 +66,6 @@ __all__ = [
     "split_env_kwargs",
 ]
 ship("rl_training.envs.goals", "rl_training.envs.toys")
-Env = gym.Env[Any, Any]
 Backend = Literal["sync", "async", "vector", "envpool"]
 
 
@@ -285,19 +283,13 @@ class EnvSource:
         reading = self.find_reading(
             example, functools.partial(self.make, with_wrappers=False), tuple(info_keys)
         )
-        if reading.masks is not None:
-            raise EnvError(
-                f"backend: {settings.backend} does not read the action masks of '{env_id}' from {reading.masks.value}:"
-                " use sync or async, or set env_kwargs.action_masks=false"
-            )
-        if info_keys:
-            raise EnvError(
-                f"backend: {settings.backend} gives no info, and the algorithm reads {info_keys[0]!r} of it"
-            )
-        make_batch = make_gymnasium_batch if settings.backend == "vector" else EnvPoolNativeEnv
+        refuse_reading(reading, f"backend: {settings.backend}", "use sync or async")
+        make_batch = make_gymnasium_batch if settings.backend == "vector" else EnvPoolBatch
+        limit = (example.spec and example.spec.max_episode_steps) or math.inf
         with translate_construction_errors(env_id, arguments):
             batch = make_batch(env_id, arguments, example, num_envs)
-            return NativeTrainingEnv(batch, example, num_envs, settings.wrappers.reward)
+        transform = settings.wrappers.reward_transform
+        return BatchTrainingEnv(batch, example, num_envs, transform, limit)
 
 
 def split_env_kwargs(env_kwargs: Mapping[str, Any]) -> tuple[EnvSettings, dict[str, Any]]:

@@ -7,16 +7,15 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rl_training.envs.factory import EnvSource
 from rl_training.envs.parallel.pools import describe_error
+from rl_training.envs.state.aliases import Array
 from rl_training.errors import EnvError
 from rl_training.spaces.rewards import RewardTransformConfig, transform_rewards
 
 NUM_TRIED = 4
 """Episodes whose first goals are used to test the environment's functions."""
-Array = npt.NDArray[Any]
 OnRows = Callable[[Array, Array], Array]
 
 

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 
-Array = npt.NDArray[Any]
+from rl_training.envs.state.aliases import Array, Info, Result
+
 Obs = dict[str, Any]
 
 
@@ -24,9 +24,7 @@ class _GoalEnv(gym.Env[Any, Any]):
         self.max_steps = max_steps
         self._steps = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Obs, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Obs, Info]:
         """Sample a position and a goal that it has not reached."""
         super().reset(seed=seed)
         self._steps = 0
@@ -36,7 +34,7 @@ class _GoalEnv(gym.Env[Any, Any]):
             self._goal = self._sample()
         return self._obs(), {}
 
-    def step(self, action: Any) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Result:
         """Move; the info reports `is_success`."""
         self._steps += 1
         self._position = self._move(action)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import gymnasium as gym
 from gymnasium.wrappers import TransformReward
 
+from rl_training.envs.state.aliases import Env
 from rl_training.spaces.rewards import RewardTransformConfig, check_bounds
 
 __all__ = [
@@ -22,14 +22,14 @@ __all__ = [
 class RewardScaleWrapper(TransformReward[Any, Any]):
     """Multiply each reward by `scale`."""
 
-    def __init__(self, env: gym.Env[Any, Any], *, scale: float) -> None:
+    def __init__(self, env: Env, *, scale: float) -> None:
         super().__init__(env, lambda reward: float(reward) * scale)
 
 
 class RewardShiftWrapper(TransformReward[Any, Any]):
     """Add `shift` to each reward."""
 
-    def __init__(self, env: gym.Env[Any, Any], *, shift: float) -> None:
+    def __init__(self, env: Env, *, shift: float) -> None:
         super().__init__(env, lambda reward: float(reward) + shift)
 
 
@@ -38,7 +38,7 @@ class RewardClipWrapper(TransformReward[Any, Any]):
 
     def __init__(
         self,
-        env: gym.Env[Any, Any],
+        env: Env,
         *,
         clip_min: float | None = None,
         clip_max: float | None = None,
@@ -49,9 +49,7 @@ class RewardClipWrapper(TransformReward[Any, Any]):
         super().__init__(env, lambda reward: min(max(float(reward), low), high))
 
 
-def apply_reward_wrappers(
-    env: gym.Env[Any, Any], config: RewardTransformConfig | None
-) -> gym.Env[Any, Any]:
+def apply_reward_wrappers(env: Env, config: RewardTransformConfig | None) -> Env:
     """Wrap `env` with the transforms that change rewards; without any, return it unchanged."""
     if config is None:
         return env

@@ -6,13 +6,12 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
 from gymnasium.spaces import Box, Discrete
 
+from rl_training.envs.state.aliases import Info, Obs, Result
+
 __all__ = ["CartPoleNoVel", "HiddenTarget", "MostlyInvalid", "PendulumNoVel"]
-Obs = npt.NDArray[np.float32]
-Step = tuple[Obs, float, bool, bool, dict[str, Any]]
 
 
 class _Positions(gym.ObservationWrapper[Obs, Any, Obs]):
@@ -60,15 +59,13 @@ class MostlyInvalid(gym.Env[Obs, np.int64]):
         self._mask = np.ones(num_actions, np.bool_)
         self._steps = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Obs, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Obs, Info]:
         """Start an episode."""
         super().reset(seed=seed)
         self._steps = 0
         return self._next(), self._info()
 
-    def step(self, action: np.int64) -> Step:
+    def step(self, action: np.int64) -> Result:
         """Pay for the right action, and choose another one."""
         self._steps += 1
         is_valid, reward = bool(self._mask[action]), float(action == self._right)
@@ -86,7 +83,7 @@ class MostlyInvalid(gym.Env[Obs, np.int64]):
         obs[self._right] = 1.0
         return obs
 
-    def _info(self) -> dict[str, Any]:
+    def _info(self) -> Info:
         return {"action_mask": self._mask.copy()}
 
 
@@ -106,9 +103,7 @@ class HiddenTarget(gym.Env[Obs, np.int64]):
         self._place = self._target = self._steps = 0
         self._mask = np.ones(3 * num_copies, np.bool_)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Obs, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Obs, Info]:
         """Place the agent and the target."""
         super().reset(seed=seed)
         self._place, self._target = (
@@ -117,7 +112,7 @@ class HiddenTarget(gym.Env[Obs, np.int64]):
         self._steps = 0
         return self._observe(), self._info()
 
-    def step(self, action: np.int64) -> Step:
+    def step(self, action: np.int64) -> Result:
         """Move, and pay at the target."""
         self._steps += 1
         if not self._mask[action]:
@@ -133,7 +128,7 @@ class HiddenTarget(gym.Env[Obs, np.int64]):
             obs[self._size + self._target] = 1.0
         return obs
 
-    def _info(self) -> dict[str, Any]:
+    def _info(self) -> Info:
         """Choose the valid copy of each move."""
         self._mask = np.zeros_like(self._mask)
         self._mask[np.arange(3) + 3 * self.np_random.integers(0, self._num_copies, 3)] = True

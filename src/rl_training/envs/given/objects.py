@@ -8,9 +8,8 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -21,6 +20,7 @@ from rl_training.envs.given.vector_env import check_vector
 from rl_training.envs.parallel.pools import close_example, describe_error
 from rl_training.envs.single.construction import construct
 from rl_training.envs.single.masks import find_mask_source, make_valid
+from rl_training.envs.state.aliases import Env, Vector
 from rl_training.envs.state.attributes import is_same
 from rl_training.envs.state.generators import seeded_global_generators
 from rl_training.errors import ConfigError, EnvError
@@ -34,7 +34,6 @@ from rl_training.plugins.given import (
 )
 from rl_training.plugins.user_code import FILE_MODULE, code_for, find_maker, load_code
 
-Env = gym.Env[Any, Any]
 Maker = Callable[..., Env]
 STEPS_COMPARED = 30
 INSTEAD = "pass a function that returns a new one, such as lambda: MyEnv()"
@@ -42,44 +41,28 @@ VECTOR_KEYS = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 """Arguments of `gymnasium.make_vec` in the specification of what it made; single environments do not have them."""
 
 
-@dataclass(frozen=True)
-class FromId:
-    """Makes environments of an id."""
-
-    env_id: str
-
-    def __call__(self, render_mode: str | None = None) -> Env:
-        """Make one."""
-        return construct(
-            self.env_id, {} if render_mode is None else {"render_mode": render_mode}, None
-        )
+def make_by_id(env_id: str, render_mode: str | None = None) -> Env:
+    """Make an environment of an id."""
+    return construct(env_id, _render_argument(render_mode), None)
 
 
-@dataclass(frozen=True)
-class FromSpec:
-    """Makes environments of a Gymnasium specification, with the wrappers that it records."""
-
-    spec: EnvSpec
-    wrappers: tuple[Callable[[Env], Env], ...] = ()
-
-    def __call__(self, render_mode: str | None = None) -> Env:
-        """Make one."""
-        chosen: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
-        env: Env = gym.make(self.spec, disable_env_checker=True, **chosen)
-        for wrapper in self.wrappers:
-            env = wrapper(env)
-        return env
+def make_from_spec(
+    spec: EnvSpec, wrappers: Sequence[Callable[[Env], Env]], render_mode: str | None = None
+) -> Env:
+    """Make an environment of a Gymnasium specification, with the wrappers that it records, and others around it."""
+    env: Env = gym.make(spec, disable_env_checker=True, **_render_argument(render_mode))
+    for wrapper in wrappers:
+        env = wrapper(env)
+    return env
 
 
-@dataclass(frozen=True)
-class Copies:
-    """Makes copies of an environment that is never used itself."""
+def _render_argument(render_mode: str | None) -> dict[str, Any]:
+    return {} if render_mode is None else {"render_mode": render_mode}
 
-    original: Env = field(repr=False)
 
-    def __call__(self) -> Env:
-        """Make one."""
-        return copy.deepcopy(self.original)
+def copy_of(original: Env) -> Env:
+    """Make a copy of an environment that is never used itself."""
+    return copy.deepcopy(original)
 
 
 def plain_name(env: Any) -> str | None:
@@ -91,22 +74,17 @@ def plain_name(env: Any) -> str | None:
     is_env_class = inspect.isclass(env) and issubclass(env, gym.Env)
     if not (is_env_class or inspect.isfunction(env)) or module in (None, "__main__", "__mp_main__"):
         return None
-    home = sys.modules.get(str(module))
-    if (
-        home is None or getattr(home, name, None) is not env
-    ):  # within a function or class, or replaced
+    home = sys.modules.get(module)
+    if getattr(home, name, None) is not env:  # within a function or class, or replaced
         return None
-    return (
-        f"{Path(str(home.__file__))}:{name}"
-        if str(module).startswith(FILE_MODULE)
-        else f"{module}:{name}"
-    )
+    source = home.__file__ if home and module.startswith(FILE_MODULE) else module
+    return f"{source}:{name}"
 
 
 def maker_of(env: Any, argument: str) -> Maker:
     """Factory for `env` (id, class, function or instance); `argument` is its name in error messages."""
     if isinstance(env, str):
-        return FromId(env)
+        return functools.partial(make_by_id, env)
     if isinstance(env, gym.Env):
         return maker_of_instance(env)
     is_vector = isinstance(env, VectorEnv) or (inspect.isclass(env) and issubclass(env, VectorEnv))
@@ -124,13 +102,13 @@ def maker_of(env: Any, argument: str) -> Maker:
 def maker_of_instance(env: Env) -> Maker:
     """A function that makes environments like this instance, which is neither stepped nor closed."""
     if env.spec is not None:
-        maker = FromSpec(env.spec)
+        maker = functools.partial(make_from_spec, env.spec, ())
         with contextlib.suppress(Exception):  # a wrapper that does not record its arguments
             close_example(maker())
             return maker
     name = type(env.unwrapped).__name__
     try:
-        copies = Copies(copy.deepcopy(env))
+        copies = functools.partial(copy_of, copy.deepcopy(env))
         is_alike = _behave_alike(copies)
     except Exception as error:
         raise EnvError(
@@ -143,7 +121,7 @@ def maker_of_instance(env: Env) -> Maker:
     return copies
 
 
-def maker_from_vector(env: VectorEnv[Any, Any, Any]) -> Maker | None:
+def maker_from_vector(env: Vector) -> Maker | None:
     """A function that makes the single environments of a vector environment, by its specification; else None."""
     spec = env.unwrapped.spec
     if (
@@ -153,7 +131,8 @@ def maker_from_vector(env: VectorEnv[Any, Any, Any]) -> Maker | None:
     wrappers = tuple(spec.kwargs.get("wrappers", ()))
     kwargs = {key: value for key, value in spec.kwargs.items() if key not in VECTOR_KEYS}
     limit = kwargs.pop("max_episode_steps", spec.max_episode_steps)
-    return FromSpec(replace(spec, kwargs=kwargs, max_episode_steps=limit), wrappers)
+    single = replace(spec, kwargs=kwargs, max_episode_steps=limit)
+    return functools.partial(make_from_spec, single, wrappers)
 
 
 def _behave_alike(make: Maker) -> bool:
@@ -166,12 +145,12 @@ def _behave_alike(make: Maker) -> bool:
     alone, first, second = make(), make(), make()
     space = copy.deepcopy(alone.action_space)
     space.seed(0)
-    actions = [space.sample() for _ in range(2 * STEPS_COMPARED)]
+    actions = [None, *(space.sample() for _ in range(STEPS_COMPARED))]
+    others = [None, *(space.sample() for _ in range(STEPS_COMPARED))]
     with seeded_global_generators(0):  # so that the process's generators keep their state
-        expected = [_answer(alone, None), *(_answer(alone, action) for action in actions[::2])]
-        _answer(second, None)
-        found = [_answer(first, None)]
-        for action, other in zip(actions[::2], actions[1::2], strict=True):
+        expected = [_answer(alone, action) for action in actions]
+        found = []
+        for action, other in zip(actions, others, strict=True):
             found.append(_answer(first, action))
             _answer(second, other)
     for env in (alone, first, second):
@@ -214,14 +193,19 @@ class WorkerCode:
         make = find_given(env_id).make
         if not is_sent:
             return cls(env_id, None, others)
-        return cls(env_id, None, others, plain_name(make) or _checked(env_id, make))
+        given = plain_name(make)
+        if given is None:
+            _check_can_be_sent(env_id, make)
+        return cls(env_id, None, others, given or make)
 
     def load(self) -> None:
         """Import the code in a worker process; where it is imported already, this does nothing."""
         for place in self.others:
             load_code(place)
         if is_given_id(self.env_id):
-            self._put_given()
+            make = find_maker(self.given) if isinstance(self.given, str) else self.given
+            if make is not None and not has_given(self.env_id):
+                put_given(self.env_id, GivenEnv(make))
         elif self.code is not None and self.env_id not in gym.registry:
             load_code(self.code)
             if ":" not in self.env_id and self.env_id not in gym.registry:
@@ -231,32 +215,23 @@ class WorkerCode:
                     " `if __name__ == '__main__':`"
                 )
 
-    def _put_given(self) -> None:
-        make = find_maker(self.given) if isinstance(self.given, str) else self.given
-        if make is not None and not has_given(self.env_id):
-            put_given(self.env_id, GivenEnv(make))
 
-
-def _checked(env_id: str, make: Maker) -> Maker:
-    """`make`, if worker processes can receive it."""
+def _check_can_be_sent(env_id: str, make: Maker) -> None:
+    """Raise an `EnvError` if worker processes cannot receive a maker."""
     try:
-        data = bytes(ForkingPickler.dumps(make))
-        fault = "it is defined in no file" if b"__main__" in data and not _has_script() else None
+        is_of_script = b"__main__" in bytes(ForkingPickler.dumps(make))
+        if not is_of_script or hasattr(sys.modules["__main__"], "__file__"):
+            return
+        fault = "it is defined in no file"
     except Exception as error:
         fault = f"{type(error).__name__}: {error}"
-    if fault is not None:
-        raise EnvError(
-            f"environment '{env_id}' cannot be sent to the worker processes of backend: async ({fault}): {REMEDY}, or"
-            " use backend: sync"
-        )
-    return make
+    raise EnvError(
+        f"environment '{env_id}' cannot be sent to the worker processes of backend: async ({fault}): {REMEDY}, or"
+        " use backend: sync"
+    )
 
 
-def _has_script() -> bool:
-    return hasattr(sys.modules["__main__"], "__file__")
-
-
-EnvLike = str | Callable[..., Any] | gym.Env[Any, Any] | VectorEnv[Any, Any, Any]
+EnvLike = str | Callable[..., Any] | Env | Vector
 """What the classes of the algorithms take: an id, a class or function, an instance, or a vector environment."""
 
 
@@ -314,7 +289,7 @@ def _given(env: Any, eval_env: Any) -> GivenEnv:
     return GivenEnv(_evaluation_maker(env, eval_env), env, env)
 
 
-def _evaluation_maker(env: VectorEnv[Any, Any, Any], eval_env: Any) -> Maker:
+def _evaluation_maker(env: Vector, eval_env: Any) -> Maker:
     """A function that makes single environments with the spaces of a vector environment."""
     make = maker_of(eval_env, "eval_env") if eval_env is not None else maker_from_vector(env)
     if make is None:
@@ -326,11 +301,10 @@ def _evaluation_maker(env: VectorEnv[Any, Any, Any], eval_env: Any) -> Maker:
     if not isinstance(example, gym.Env):
         raise EnvError(f"eval_env returned a {type(example).__name__}, not a gymnasium.Env")
     close_example(example)
-    pairs = [
+    for single, ours in (
         (example.observation_space, env.single_observation_space),
         (example.action_space, env.single_action_space),
-    ]
-    for single, ours in pairs:
+    ):
         if single != ours:
             raise EnvError(
                 f"the evaluation environment has the space {single}, the vector environment {ours}"

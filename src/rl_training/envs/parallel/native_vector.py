@@ -1,188 +1,90 @@
-"""Training environments stepped together by one simulator: Gymnasium's vectorized environments and EnvPool."""
+"""Simulators of several environments: Gymnasium's vectorized implementations and EnvPool."""
 
 from __future__ import annotations
 
 import copy
 import functools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 
-from rl_training.envs.parallel.pools import describe_error
-from rl_training.envs.parallel.vector import TrainingEnv
+from rl_training.envs.parallel.batch import Batch, derived_seeds
+from rl_training.envs.state.aliases import Array, Env, State, Vector
 from rl_training.envs.state.attributes import capture_attributes, is_same, restore_attributes
 from rl_training.errors import EnvError, install_extra
-from rl_training.plugins.user_code import trace_from_user
-from rl_training.spaces.rewards import RewardTransformConfig, transform_rewards
 from rl_training.validation import suggest
 
-Array = npt.NDArray[Any]
-Env = gym.Env[Any, Any]
 NO_LIMIT = 2**31 - 1
 INSTEAD = "use sync or async"
 
 
-class NativeTrainingEnv(TrainingEnv):
-    """A vectorized simulator with episode limits, episode returns and resets within the step."""
-
-    def __init__(
-        self,
-        batch: GymnasiumNativeEnv | EnvPoolNativeEnv,
-        example: Env,
-        num_envs: int,
-        reward: RewardTransformConfig | None,
-    ) -> None:
-        super().__init__(example, num_envs)
-        self._batch = batch
-        self.inexact_reasons = batch.inexact_reasons
-        self._limit = (example.spec and example.spec.max_episode_steps) or math.inf
-        self._reward = reward
-        self._returns = np.zeros(num_envs)
-        self._lengths = np.zeros(num_envs, np.int64)
-        self._obs: Any = None
-        self._num_resumes = 0
-
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Take one step in every environment, and reset those whose episode ended."""
-        self._obs, rewards, terminated, truncated = self._attempt("step", self._batch.step, actions)
-        self._returns += rewards
-        self._lengths += 1
-        truncated = truncated | (self._lengths >= self._limit)
-        ended = terminated | truncated
-        info: dict[str, Any] = {}
-        if ended.any():
-            episodes = zip(
-                self._returns[ended].tolist(), self._lengths[ended].tolist(), strict=True
-            )
-            info = {"final_obs": self._obs, "_final_obs": ended, "episodes": list(episodes)}
-            self._obs = self._obs.copy()
-            self._obs[ended] = self._attempt("reset", self._batch.reset_ended, ended)
-            self._returns[ended], self._lengths[ended] = 0.0, 0
-        return (
-            self._obs,
-            transform_rewards(rewards.astype(np.float64), self._reward),
-            terminated,
-            truncated,
-            info,
-        )
-
-    def state(self) -> dict[str, Any]:
-        """The state of the simulator, and the return and length of each episode in progress."""
-        episodes = zip(self._returns.tolist(), self._lengths.tolist(), strict=True)
-        return {
-            "seeds": list(self._seeds),
-            "num_restarts": 0,
-            "num_resumes": self._num_resumes,
-            "environments": [{"return": total, "length": length} for total, length in episodes],
-            "obs": self._obs.copy(),
-            "batch": self._batch.state() if isinstance(self._batch, GymnasiumNativeEnv) else None,
-        }
-
-    def restore(self, state: dict[str, Any]) -> tuple[Any, list[str]]:
-        """Restore a saved state; EnvPool, which cannot be saved, starts new episodes."""
-        self._seeds = list(state["seeds"])
-        if not isinstance(self._batch, GymnasiumNativeEnv):
-            self._num_resumes = state["num_resumes"] + 1
-            return self._reset_all(), list(self.inexact_reasons)
-        self._batch.restore(state["batch"])
-        for index, saved in enumerate(state["environments"]):
-            self._returns[index], self._lengths[index] = saved["return"], saved["length"]
-        self._obs = np.array(state["obs"])
-        return self._obs, []
-
-    def close_extras(self, **kwargs: Any) -> None:
-        """Close the simulator."""
-        self._batch.close()
-
-    def _reset_all(self) -> Any:
-        # The number of resumes is part of the seed, so that a resumed run does not repeat its first episodes.
-        entropy = (
-            None
-            if None in self._seeds
-            else [seed or 0 for seed in (*self._seeds, self._num_resumes)]
-        )
-        seeds = np.random.SeedSequence(entropy).generate_state(self.num_envs)
-        self._returns[:], self._lengths[:] = 0.0, 0
-        self._obs = self._attempt("reset", self._batch.reset_all, seeds)
-        return self._obs
-
-    def _attempt(self, what: str, call: Callable[[Any], Any], value: Any) -> Any:
-        try:
-            return call(value)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            actions = f"\ntheir last actions: {np.asarray(value)}" if what == "step" else ""
-            raise EnvError(
-                f"the {self.num_envs} environments of one simulator failed in {what}: {describe_error(error)}\n"
-                f"their seeds: {self._seeds}{actions}\ntheir own traceback:\n{trace_from_user(error).rstrip()}"
-            ) from error
+def name_of(num_envs: int) -> str:
+    """What error messages call the environments of one simulator."""
+    return f"the {num_envs} environments of one simulator"
 
 
-class GymnasiumNativeEnv:
+class GymnasiumBatch(Batch):
     """A vectorized environment of Gymnasium whose state is in its attributes.
 
-    It cannot reset some of its environments: `reset_ended` resets all, then restores the arrays of the others.
+    It cannot reset some of its environments: `end_episodes` resets all, then restores the arrays of the others.
     """
 
-    inexact_reasons: Sequence[str] = ()
-
-    def __init__(self, env: VectorEnv[Any, Any, Any], axes: dict[str, int]) -> None:
+    def __init__(self, env: Vector, axes: dict[str, int]) -> None:
+        self.name = name_of(env.num_envs)
         self.env = env
         self._core: Any = env.unwrapped
         self._axes = axes
         """The axis of environments in each array attribute."""
 
-    def reset_all(self, seeds: Array) -> Array:
+    def reset_all(self, seeds: Sequence[int | None], num_resumes: int = 0) -> Array:
         """Reset every environment; one generator serves all."""
-        return np.array(self.env.reset(seed=int(seeds[0]))[0])
+        seed = int(derived_seeds(seeds, num_resumes)[0])
+        return np.array(self.env.reset(seed=seed)[0])
 
-    def step(self, actions: Array) -> list[Array]:
-        """Observations, rewards, terminated, truncated; copied, since some simulators reuse their arrays."""
-        return [np.array(part) for part in self.env.step(actions)[:4]]
+    def step(self, actions: Array) -> list[Any]:
+        """Take one step in every environment."""
+        *arrays, infos = self.env.step(actions)
+        return [*map(np.array, arrays), infos]
 
-    def reset_ended(self, ended: Array) -> Array:
-        """Reset the ended environments; returns only their observations."""
+    def end_episodes(self, obs: Array, ended: Array, infos: Any) -> tuple[Array, Array]:
+        """Reset the ended environments, and keep the others."""
         before = self._arrays()
-        obs, _ = self.env.reset()
+        first = np.array(self.env.reset()[0])
         for name, axis in self._axes.items():
             others = (slice(None),) * axis + (~ended,)
             getattr(self._core, name)[others] = before[name][others]
-        return np.asarray(obs)[ended]
+        first[~ended] = obs[~ended]
+        return obs, first
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """Arrays, other attributes and the generator."""
-        return {
-            "arrays": self._arrays(),
-            "attributes": {
-                name: code
-                for name, code in capture_attributes(self._core).items()
-                if name not in self._axes
-            },
-            "generator": copy.deepcopy(dict(self._core.np_random.bit_generator.state)),
-        }
+        attributes = capture_attributes(self._core)
+        for name in self._axes:
+            attributes.pop(name, None)
+        generator = copy.deepcopy(dict(self._core.np_random.bit_generator.state))
+        arrays = self._arrays()
+        return {"batch": {"arrays": arrays, "attributes": attributes, "generator": generator}}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: State) -> list[str]:
         """Restore a result of `state`."""
-        self.env.reset(seed=0)  # creates the arrays and the generator
-        restore_attributes(self._core, state["attributes"])
+        saved = state["batch"]
+        restore_attributes(self._core, saved["attributes"])
         for name, current in self._arrays().items():
-            saved = state["arrays"][name]
-            if (saved.shape, saved.dtype) != (current.shape, current.dtype):
+            array = saved["arrays"][name]
+            if (array.shape, array.dtype) != (current.shape, current.dtype):
                 raise ValueError(
-                    f"'{name}' of the environments was saved as {saved.dtype}{list(saved.shape)}"
+                    f"'{name}' of the environments was saved as {array.dtype}{list(array.shape)}"
                 )
-            setattr(self._core, name, saved.copy())
+            setattr(self._core, name, array.copy())
         self.set_generator(state)
+        return []
 
-    def set_generator(self, state: dict[str, Any]) -> None:
+    def set_generator(self, state: State) -> None:
         """Restore only the generator."""
-        self._core.np_random.bit_generator.state = state["generator"]
+        self._core.np_random.bit_generator.state = state["batch"]["generator"]
 
     def close(self) -> None:
         """Close the environment."""
@@ -194,7 +96,7 @@ class GymnasiumNativeEnv:
 
 def make_gymnasium_batch(
     env_id: str, env_arguments: Mapping[str, Any], example: Env, num_envs: int
-) -> GymnasiumNativeEnv:
+) -> GymnasiumBatch:
     """Make Gymnasium's vectorized implementation, after a test that it can be partly reset and restored."""
     limit = example.spec.max_episode_steps if example.spec else None
     limits: dict[str, Any] = (
@@ -216,50 +118,54 @@ def make_gymnasium_batch(
             sizes = list(zip(array.shape, vars(larger.unwrapped)[name].shape, strict=True))
             if (3, 4) in sizes:
                 axes[name] = sizes.index((3, 4))
-    if not _holds_everything(GymnasiumNativeEnv(small, axes)):
+    if not _holds_everything(GymnasiumBatch(small, axes)):
         raise EnvError(
             f"'{env_id}' does not support backend: vector: its state is not all in NumPy arrays and np_random, so it"
             f" can be neither partly reset nor restored: {INSTEAD}"
         )
-    return GymnasiumNativeEnv(make(num_envs=num_envs), axes)
+    return GymnasiumBatch(make(num_envs=num_envs), axes)
 
 
-def _holds_everything(batch: GymnasiumNativeEnv) -> bool:
+def _holds_everything(batch: GymnasiumBatch) -> bool:
     """Whether a restored batch continues identically, and resetting one environment leaves the others unchanged."""
     batch.env.action_space.seed(0)
     actions = batch.env.action_space.sample()
-    batch.reset_all(np.zeros(1))
-    _, _, terminated, truncated = batch.step(actions)
+    everyone = np.ones(3, np.bool_)
+
+    def step_and_reset() -> tuple[Any, ...]:
+        step = batch.step(actions)[:4]
+        return step, batch.end_episodes(step[0], everyone, {})
+
+    batch.reset_all([0, 0, 0])
+    obs, _, terminated, truncated, _ = batch.step(actions)
     if (terminated | truncated).any():
-        batch.reset_ended(terminated | truncated)
+        batch.end_episodes(obs, terminated | truncated, {})
     saved = batch.state()
-    step, first_obs = batch.step(actions), batch.reset_ended(np.ones(3, bool))
+    expected = step_and_reset()
     batch.restore(saved)
-    if not is_same([step, first_obs], [batch.step(actions), batch.reset_ended(np.ones(3, bool))]):
+    if not is_same(step_and_reset(), expected):
         return False
     batch.restore(saved)
-    batch.reset_ended(np.arange(3) == 0)
+    batch.end_episodes(obs, np.arange(3) == 0, {})
     batch.set_generator(saved)
-    return all(
-        is_same(part[1:], again[1:]) for part, again in zip(step, batch.step(actions), strict=True)
-    )
+    step = batch.step(actions)[:4]
+    return is_same([part[1:] for part in step], [part[1:] for part in expected[0]])
 
 
-class EnvPoolNativeEnv:
+class EnvPoolBatch(Batch):
     """An EnvPool; its environments reset one step after an episode end, so they are reset explicitly before."""
 
-    inexact_reasons: Sequence[str] = (
-        "EnvPool cannot save its state: a resumed run starts new episodes",
-    )
+    is_savable = False
+    new_episodes = "EnvPool cannot save its state: a resumed run starts new episodes"
 
     def __init__(
         self, env_id: str, env_arguments: Mapping[str, Any], example: Env, num_envs: int
     ) -> None:
+        self.name = name_of(num_envs)
         spec = _import_envpool().make_spec(env_id, **env_arguments)
-        for theirs, ours in zip(
-            (spec.observation_space, spec.action_space),
-            (example.observation_space, example.action_space),
-            strict=True,
+        for theirs, ours in (
+            (spec.observation_space, example.observation_space),
+            (spec.action_space, example.action_space),
         ):
             if not _are_alike(theirs, ours):
                 raise EnvError(
@@ -276,18 +182,21 @@ class EnvPoolNativeEnv:
         )
         self._pool: Any = None
 
-    def reset_all(self, seeds: Array) -> Any:
+    def reset_all(self, seeds: Sequence[int | None], num_resumes: int) -> Any:
         """Make the pool and reset it: its seeds (31 bits) are arguments of the constructor."""
-        self._pool = self._make(seed=(seeds >> 1).tolist())
+        self._pool = self._make(seed=(derived_seeds(seeds, num_resumes) >> 1).tolist())
         return self._pool.reset()[0]
 
-    def step(self, actions: Array) -> Any:
-        """Observations, rewards, terminated, truncated."""
-        return self._pool.step(actions)[:4]
+    def step(self, actions: Array) -> Sequence[Any]:
+        """Take one step in every environment."""
+        step: Sequence[Any] = self._pool.step(actions)
+        return step
 
-    def reset_ended(self, ended: Array) -> Any:
-        """Reset the ended environments; returns only their observations."""
-        return self._pool.reset(np.flatnonzero(ended))[0]
+    def end_episodes(self, obs: Array, ended: Array, infos: Any) -> tuple[Array, Array]:
+        """Reset the ended environments."""
+        first = obs.copy()
+        first[ended] = self._pool.reset(np.flatnonzero(ended))[0]
+        return obs, first
 
     def close(self) -> None:
         """Release the pool and its threads."""

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import gymnasium as gym
-
+from rl_training.envs.state.aliases import Env
 from rl_training.envs.state.unsaved_state import watch_call
 from rl_training.errors import EnvError
 from rl_training.plugins.user_code import trace_from_user
@@ -89,7 +88,7 @@ def try_to(call: Callable[..., None], *values: Any) -> Fault | None:
     return None
 
 
-def close_example(env: gym.Env[Any, Any]) -> None:
+def close_example(env: Env) -> None:
     """Close an environment that was made to read its spaces; an error is ignored."""
     with watch_call(type(env.unwrapped), "close"):
         try_to(env.close)

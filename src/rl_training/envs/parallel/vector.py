@@ -9,7 +9,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
@@ -26,17 +25,15 @@ from rl_training.envs.parallel.workers import AsyncPool
 from rl_training.envs.single.answers import find_misfit
 from rl_training.envs.single.masks import NOTHING, StepReading, stack_info
 from rl_training.envs.single.resumable import FurtherParts, ResumableEnv, Step
+from rl_training.envs.state.aliases import Array, Env, Info, MakeEnv, Result, RewardTransform, State
 from rl_training.errors import EnvError
 from rl_training.spaces.spec import Spaces, describe_spaces
 
-Array = npt.NDArray[Any]
-MakeEnv = Callable[[], gym.Env[Any, Any]]
-RewardTransform = Callable[[Array], Array]
-FindReading = Callable[[gym.Env[Any, Any], MakeEnv], StepReading]
+FindReading = Callable[[Env, MakeEnv], StepReading]
 """Tells what to read from an environment beside its observations; may make another one to look at its first info."""
 
 
-def read_nothing(env: gym.Env[Any, Any], make: MakeEnv) -> StepReading:
+def read_nothing(env: Env, make: MakeEnv) -> StepReading:
     """Neither masks nor info."""
     return NOTHING
 
@@ -55,7 +52,7 @@ class TrainingEnv(VectorEnv[Any, Any, Any]):
     has_masks = False
     """Whether the environments give action masks."""
 
-    def __init__(self, example: gym.Env[Any, Any], num_envs: int, max_restarts: int = 0) -> None:
+    def __init__(self, example: Env, num_envs: int, max_restarts: int = 0) -> None:
         self.num_envs = num_envs
         self.max_restarts = max_restarts
         self.num_restarts = 0
@@ -71,8 +68,8 @@ class TrainingEnv(VectorEnv[Any, Any, Any]):
         self,
         *,
         seed: int | Sequence[int | None] | None = None,
-        options: dict[str, Any] | None = None,
-    ) -> tuple[Any, dict[str, Any]]:
+        options: Info | None = None,
+    ) -> tuple[Any, Info]:
         """Reset every environment; an integer seed is incremented by the environment's index."""
         if seed is None or isinstance(seed, int):
             self._seeds = [None if seed is None else seed + index for index in range(self.num_envs)]
@@ -92,11 +89,11 @@ class TrainingEnv(VectorEnv[Any, Any, Any]):
         return None
 
     @abstractmethod
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """State of all environments, for a checkpoint."""
 
     @abstractmethod
-    def restore(self, state: dict[str, Any]) -> tuple[Any, list[str]]:
+    def restore(self, state: State) -> tuple[Any, list[str]]:
         """Restore a saved state; returns the observations, and the reasons why the restored state may be inexact."""
 
     @abstractmethod
@@ -151,7 +148,7 @@ class PooledTrainingEnv(TrainingEnv):
     def __init__(
         self,
         pool: Pool,
-        example: gym.Env[Any, Any],
+        example: Env,
         max_restarts: int = 0,
         transform_rewards: RewardTransform | None = None,
         reading: StepReading = NOTHING,
@@ -162,7 +159,7 @@ class PooledTrainingEnv(TrainingEnv):
         self._reading = reading
         self.has_masks = reading.masks is not None
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, actions: Any) -> Result:
         """Take one step in every environment."""
         results = self.pool.run("step", list(zip(actions, strict=True)))
         restarted: dict[int, str] = {}
@@ -182,7 +179,7 @@ class PooledTrainingEnv(TrainingEnv):
         """Action masks of the current observations, [N, num_options]; None without masks."""
         return np.stack(self._ask("current_mask", [()] * self.num_envs)) if self.has_masks else None
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """Seeds, restarts used, and the state of each environment."""
         return {
             "seeds": list(self._seeds),
@@ -190,7 +187,7 @@ class PooledTrainingEnv(TrainingEnv):
             "environments": self._ask("state", [()] * self.num_envs),
         }
 
-    def restore(self, state: dict[str, Any]) -> tuple[Any, list[str]]:
+    def restore(self, state: State) -> tuple[Any, list[str]]:
         """Restore each environment; a reason begins with the environment's index."""
         self._seeds = list(state["seeds"])
         self.num_restarts = state["num_restarts"]
@@ -229,9 +226,7 @@ class PooledTrainingEnv(TrainingEnv):
                     raise self._error(index, Fault(misfit, ""), command) from None
             raise
 
-    def _assemble(
-        self, results: list[Any], restarted: dict[int, str]
-    ) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+    def _assemble(self, results: list[Any], restarted: dict[int, str]) -> Result:
         """Stack the steps of all environments; raises if a result is a `Fault` or does not fit its space."""
         obs, rewards, terminated, truncated, final_obs, episodes, further = zip(
             *results, strict=True
@@ -263,7 +258,7 @@ class PooledTrainingEnv(TrainingEnv):
         }
 
     def _further_info(self, further: Sequence[FurtherParts]) -> dict[str, Any]:
-        info: dict[str, Any] = {
+        info: Info = {
             "fields": stack_info([parts.info for parts in further], self._reading.info_keys)
         }
         if self.has_masks:
@@ -375,7 +370,7 @@ def make_member(make: MakeEnv, reading: StepReading = NOTHING) -> ResumableEnv:
     return ResumableEnv(make(), reading)
 
 
-def make_limited(make: MakeEnv, length_limit: int) -> gym.Env[Any, Any]:
+def make_limited(make: MakeEnv, length_limit: int) -> Env:
     """Make an environment truncated at `length_limit` steps; picklable, for worker processes."""
     return gym.wrappers.TimeLimit(make(), length_limit)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,6 +17,8 @@ from gymnasium.envs.registration import (
 from gymnasium.error import DependencyNotInstalled
 from gymnasium.error import Error as GymnasiumError
 
+from rl_training.envs.single.signatures import check_arguments
+from rl_training.envs.state.aliases import Env
 from rl_training.envs.state.unsaved_state import known_class, remember_class, watch_call
 from rl_training.errors import ConfigError, EnvError, RLTrainingError
 from rl_training.plugins.extras import (
@@ -28,7 +29,6 @@ from rl_training.plugins.extras import (
 from rl_training.plugins.user_code import Maker, find_maker, frames_of_user
 from rl_training.validation import suggest
 
-Env = gym.Env[Any, Any]
 REFUSALS = (TypeError, ValueError, KeyError, AssertionError)
 """Exceptions of a constructor that indicate a wrong argument."""
 
@@ -41,17 +41,16 @@ def construct(env_id: str, env_arguments: Mapping[str, Any], max_episode_steps: 
         translate_construction_errors(env_id, env_arguments),
         watch_call(known_class(env_id), "make"),
     ):
-        if maker is None:
-            newest = newer_version(env_id)
-            if (
-                newest is not None
-                and parse_env_id(env_id)[2] is None
-                and env_id not in gym.registry
-            ):
-                raise EnvError(f"environment id '{env_id}' lacks its version: write '{newest}'")
-            _check_registered_arguments(env_id, env_arguments)
-            with warnings.catch_warnings() if newest is not None else contextlib.nullcontext():
-                if newest is not None:  # reported once, before the run, not for each environment
+        newest = newer_version(env_id) if maker is None else None
+        if newest and parse_env_id(env_id)[2] is None and env_id not in gym.registry:
+            raise EnvError(f"environment id '{env_id}' lacks its version: write '{newest}'")
+        _check_arguments(env_id, maker, env_arguments)
+        env: Env
+        if maker is not None:
+            env = maker(**env_arguments)
+        else:
+            with warnings.catch_warnings():
+                if newest:  # reported once, before the run, not for each environment
                     warnings.filterwarnings("ignore", message=".*is out of date")
                 env = gym.make(
                     env_id,
@@ -59,16 +58,11 @@ def construct(env_id: str, env_arguments: Mapping[str, Any], max_episode_steps: 
                     disable_env_checker=True,
                     **env_arguments,
                 )
-        else:
-            _check_arguments(env_id, maker, env_arguments)
-            env = maker(**env_arguments)
     _check_is_env(env_id, env)
     remember_class(env_id, type(env.unwrapped))
-    return (
-        env
-        if maker is None or max_episode_steps is None
-        else gym.wrappers.TimeLimit(env, max_episode_steps)
-    )
+    if maker is None or max_episode_steps is None:
+        return env
+    return gym.wrappers.TimeLimit(env, max_episode_steps)
 
 
 def newer_version(env_id: str) -> str | None:
@@ -102,7 +96,9 @@ def translate_construction_errors(env_id: str, env_arguments: Mapping[str, Any])
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        detail = f"{type(error).__name__}: {_first_cause(error)}{frames_of_user(error)}"
+        # Gymnasium raises a TypeError again with a longer text.
+        first = error.__cause__ if isinstance(error, TypeError) and error.__cause__ else error
+        detail = f"{type(error).__name__}: {first}{frames_of_user(error)}"
         if env_arguments and isinstance(error, REFUSALS):
             refused = (
                 f"environment '{env_id}' refuses its env_kwargs {dict(env_arguments)}: {detail}"
@@ -113,48 +109,25 @@ def translate_construction_errors(env_id: str, env_arguments: Mapping[str, Any])
         ) from error
 
 
-def _first_cause(error: BaseException) -> BaseException:
-    """The original TypeError, which Gymnasium raises again with a longer text."""
-    return (
-        error.__cause__ if isinstance(error, TypeError) and error.__cause__ is not None else error
+def _check_arguments(env_id: str, maker: Maker | None, env_arguments: Mapping[str, Any]) -> None:
+    """Compare the arguments with the signature of what makes the environment."""
+    function: Any = maker
+    registered: Mapping[str, Any] = {}
+    if maker is None:
+        spec = gym.registry.get(env_id.rpartition(":")[2])
+        if spec is None or spec.entry_point is None:
+            return  # gym.make reports it
+        point: Any = spec.entry_point
+        function = load_env_creator(point) if isinstance(point, str) else point
+        registered = spec.kwargs
+    check_arguments(
+        function,
+        env_arguments,
+        f"environment '{env_id}'",
+        lambda missing: "set " + " ".join(f"env_kwargs.{name}=…" for name in missing),
+        refusal=f" refuses its env_kwargs {dict(env_arguments)}: it",
+        registered=registered,
     )
-
-
-def _check_registered_arguments(env_id: str, env_arguments: Mapping[str, Any]) -> None:
-    spec = gym.registry.get(env_id.rpartition(":")[2])
-    if spec is None or spec.entry_point is None:
-        return  # gym.make reports it
-    entry_point = spec.entry_point
-    maker: Any = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-    _check_arguments(env_id, maker, env_arguments, spec.kwargs)
-
-
-def _check_arguments(
-    env_id: str,
-    maker: Maker,
-    env_arguments: Mapping[str, Any],
-    registered: Mapping[str, Any] | None = None,
-) -> None:
-    """Compare the arguments with the signature before the call."""
-    try:
-        parameters = inspect.signature(maker).parameters.values()
-    except (TypeError, ValueError):  # written in C, say
-        return
-    by_name = {
-        parameter.name: parameter.default
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    }
-    takes_others = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    for key in env_arguments.keys() - by_name.keys() if not takes_others else ():
-        refused = f"environment '{env_id}' refuses its env_kwargs {dict(env_arguments)}"
-        raise ConfigError(f"{refused}: it has no argument '{key}'{suggest(key, by_name)}")
-    required = [name for name, default in by_name.items() if default is inspect.Parameter.empty]
-    missing = [name for name in required if name not in {**(registered or {}), **env_arguments}]
-    if missing:
-        names = " and ".join(f"'{name}'" for name in missing)
-        words = " ".join(f"env_kwargs.{name}=…" for name in missing)
-        raise ConfigError(f"environment '{env_id}' needs a value for {names}: set {words}")
 
 
 def _check_is_env(env_id: str, made: Any) -> None:

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import gymnasium as gym
 import numpy as np
 
 from rl_training.envs.single.answers import check, explain_reset, explain_step, find_misfit
 from rl_training.envs.single.masks import NOTHING, MaskReader, StepReading
+from rl_training.envs.state.aliases import Env
 from rl_training.envs.state.generators import seed_global_generators
 from rl_training.envs.state.unsaved_state import shared_changes, watch_call
 from rl_training.errors import EnvError
@@ -40,7 +40,7 @@ class EpisodeEnv:
 
     def __init__(
         self,
-        make: Callable[[], gym.Env[Any, Any]],
+        make: Callable[[], Env],
         *,
         has_own_process: bool,
         reading: StepReading = NOTHING,
@@ -49,7 +49,7 @@ class EpisodeEnv:
         self._reading = reading
         self._masks: MaskReader | None = None
         self._has_own_process = has_own_process
-        self._env: gym.Env[Any, Any] | None = None
+        self._env: Env | None = None
         self._is_checked = False
         self._watch = contextlib.ExitStack()
         """Records changes of class attributes and module variables during the episode."""

@@ -9,15 +9,13 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 
+from rl_training.envs.state.aliases import Array, Env, Info, Result
 from rl_training.envs.state.generators import seeded_global_generators
 from rl_training.errors import EnvError
 from rl_training.spaces.given import MASK_KEY, find_fault, read_masks
 from rl_training.spaces.spec import describe_action
 
-Array = npt.NDArray[Any]
-Env = gym.Env[Any, Any]
 MASK_METHOD = "action_masks"
 
 
@@ -130,21 +128,19 @@ def stack_info(values: Sequence[tuple[Any, ...]], keys: Sequence[str]) -> dict[s
 class ValidActions(gym.Wrapper[Any, Any, Any, Any]):
     """Replaces an invalid option by the valid one that its number leads to; an option out of 60 by `60 % valid`."""
 
-    def __init__(self, env: gym.Env[Any, Any], source: MaskSource) -> None:
+    def __init__(self, env: Env, source: MaskSource) -> None:
         super().__init__(env)
         self._reader = MaskReader(env, source)
         self._action = describe_action(env.action_space)
         self._mask: Any = None
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
         """Reset, and read the mask."""
         answer = self.env.reset(seed=seed, options=options)
         self._mask = self._reader.read(*answer)
         return answer
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Result:
         """Take the action, or a valid one for it, and read the next mask."""
         answer = self.env.step(self._valid(action))
         obs, _, terminated, _, info = answer
@@ -161,6 +157,6 @@ class ValidActions(gym.Wrapper[Any, Any, Any, Any]):
         return self._action.to_env(options.reshape(1, *self._action.model_shape))[0]
 
 
-def make_valid(make: Callable[..., gym.Env[Any, Any]], source: MaskSource) -> gym.Env[Any, Any]:
+def make_valid(make: Callable[..., Env], source: MaskSource) -> Env:
     """Make an environment that takes no invalid action; picklable, for worker processes."""
     return ValidActions(make(), source)

@@ -13,6 +13,7 @@ import numpy as np
 from rl_training.envs.single.answers import check, explain_reset, explain_step, find_misfit
 from rl_training.envs.single.masks import NOTHING, StepReading
 from rl_training.envs.state import generators as ale_rng
+from rl_training.envs.state.aliases import Env, State
 from rl_training.envs.state.attributes import (
     MAX_ARRAY_BYTES,
     MAX_ITEMS,
@@ -73,7 +74,7 @@ class ResumableEnv:
     environment with `get_state` and `set_state` is restored by these instead.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], reading: StepReading = NOTHING) -> None:
+    def __init__(self, env: Env, reading: StepReading = NOTHING) -> None:
         self.env = env
         self._reading = reading
         self._masks = reading.mask_reader(env)
@@ -195,7 +196,7 @@ class ResumableEnv:
             self._mask = self._masks.read(obs, info, is_last=is_last)
         return FurtherParts(self._mask, None, self._reading.info_values(info))
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """The state that `restore` takes."""
         custom = copy.deepcopy(self._core.get_state()) if self.has_custom_state else None
         emulator = self._before["emulator_before_reset"]
@@ -224,7 +225,7 @@ class ResumableEnv:
         }
 
     def restore(
-        self, state: dict[str, Any], report: Callable[[], None] = lambda: None
+        self, state: State, report: Callable[[], None] = lambda: None
     ) -> tuple[Any, list[str]]:
         """Restore a saved state; returns the observation, and the reasons why the restored state may be inexact.
 
@@ -253,9 +254,7 @@ class ResumableEnv:
         with watch_call(type(self._core), "close"):
             self.env.close()
 
-    def _replay(
-        self, state: dict[str, Any], inexact_reasons: list[str], report: Callable[[], None]
-    ) -> None:
+    def _replay(self, state: State, inexact_reasons: list[str], report: Callable[[], None]) -> None:
         """Restore the state before the last reset, reset, and take the logged actions again."""
         self._set_before_reset(state, inexact_reasons)
         obs = self.reset(state["seed"])
@@ -280,7 +279,7 @@ class ResumableEnv:
             inexact_reasons.append("replaying its actions led to other rewards")
             self._return = float(state["return"])
 
-    def _set_before_reset(self, state: dict[str, Any], inexact_reasons: list[str]) -> None:
+    def _set_before_reset(self, state: State, inexact_reasons: list[str]) -> None:
         for wrapper, saved in zip(
             self._wrapper_chain(), state.get("attributes_before_reset") or (), strict=False
         ):
@@ -294,7 +293,7 @@ class ResumableEnv:
         elif ale_rng.is_atari(self._core):
             inexact_reasons.append("the generators of its Atari emulator were not saved")
 
-    def _restore_custom_state(self, state: dict[str, Any], inexact_reasons: list[str]) -> None:
+    def _restore_custom_state(self, state: State, inexact_reasons: list[str]) -> None:
         self.reset(state["seed"])
         self._core.set_state(copy.deepcopy(state["custom_state"]))
         if not is_same(self._core.get_state(), state["custom_state"]):
@@ -303,7 +302,7 @@ class ResumableEnv:
         self._mask = state.get("mask", self._mask)
         self._return, self._length = float(state["return"]), int(state["length"])
 
-    def _restore_attributes(self, state: dict[str, Any], *, with_core: bool) -> list[str]:
+    def _restore_attributes(self, state: State, *, with_core: bool) -> list[str]:
         """Set the saved attributes; returns why attributes differ from the saved environment's."""
         reasons = []
         for wrapper, saved in zip(
@@ -321,7 +320,7 @@ class ResumableEnv:
             reasons += [f"its attribute '{name}' differs, {remedy}" for name in changed]
         return reasons
 
-    def _unsaved_changes(self, state: dict[str, Any]) -> list[str]:
+    def _unsaved_changes(self, state: State) -> list[str]:
         """Reasons why the state may be inexact: unsaved generators it drew from, shared variables it changed."""
         drawn = {name for name in self._generators if name in state["global_draws"]}
         self._unsaved_draws = drawn | self._draws()
@@ -369,14 +368,14 @@ class ResumableEnv:
         chain = self._wrapper_chain(with_core=with_core)
         return [unsaved_state(wrapper, capture_attributes(wrapper)) for wrapper in chain]
 
-    def _wrapper_chain(self, *, with_core: bool = True) -> list[gym.Env[Any, Any]]:
+    def _wrapper_chain(self, *, with_core: bool = True) -> list[Env]:
         """The wrappers from the outermost inwards; with `with_core`, the environment itself comes last."""
         chain = [self.env]
         while isinstance(chain[-1], gym.Wrapper):
             chain.append(chain[-1].env)
         return chain if with_core else chain[:-1]
 
-    def _set_generator(self, state: dict[str, Any]) -> None:
+    def _set_generator(self, state: State) -> None:
         current = self._core.np_random
         restored = restore_generator(current, state)
         if restored is not current:

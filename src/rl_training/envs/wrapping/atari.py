@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, SupportsFloat
+from typing import Annotated, Any
 
 import gymnasium as gym
 import numpy as np
@@ -10,13 +10,12 @@ from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, Transf
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from rl_training.envs.single.resumable import NO_RESET
+from rl_training.envs.state.aliases import Env, Info, Result
 from rl_training.envs.state.generators import is_atari
 from rl_training.errors import ConfigError, EnvError, install_extra
 from rl_training.spaces.observations import MIN_IMAGE_SIDE
 from rl_training.validation import FrozenConfig
 
-Env = gym.Env[Any, Any]
-Result = tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]
 FIRE = 1
 """Index of FIRE among the actions of a game that has it."""
 GAME_KWARGS = {"frameskip": 1, "obs_type": "grayscale"}
@@ -75,7 +74,7 @@ class _Lives(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self._num_lives = 0
 
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    def reset(self, **kwargs: Any) -> tuple[Any, Info]:
         """Start a game."""
         result = self.env.reset(**kwargs)
         self.has_lost_life()
@@ -91,7 +90,7 @@ class _Lives(gym.Wrapper[Any, Any, Any, Any]):
 class FireReset(_Lives):
     """Take FIRE at the start of a game and after each lost life."""
 
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    def reset(self, **kwargs: Any) -> tuple[Any, Info]:
         """Start a game and take FIRE."""
         super().reset(**kwargs)
         obs, _, terminated, truncated, info = self.env.step(FIRE)

@@ -9,6 +9,8 @@ from typing import Any
 
 import gymnasium as gym
 
+from rl_training.envs.single.signatures import check_arguments
+from rl_training.envs.state.aliases import Env
 from rl_training.errors import ConfigError, EnvError
 from rl_training.plugins.gate import GYMNASIUM
 from rl_training.plugins.user_code import (
@@ -17,9 +19,8 @@ from rl_training.plugins.user_code import (
     load_code,
     split_source,
 )
-from rl_training.validation import suggest
+from rl_training.validation import nearest, suggest
 
-Env = gym.Env[Any, Any]
 Wrap = Callable[..., Env]
 SPELLING = "write module:Name or path/to/file.py:Name, and with arguments {'module:Name': {argument: value}}"
 
@@ -65,27 +66,15 @@ def _read_item(item: Any) -> WrapperCall:
     if (
         not isinstance(name, str)
         or not isinstance(arguments, Mapping)
-        or not all(map(_is_text, arguments))
+        or not all(isinstance(key, str) for key in arguments)
     ):
         raise ValueError(f"{item!r:.100} is no wrapper: {SPELLING}")
     source, attribute = split_source(name)
     if not source or not attribute:
-        near = (
-            suggest(name, _names_in(gym.wrappers), "")
-            .removeprefix(": did you mean '")
-            .removesuffix("'?")
-        )
-        hint = (
-            f": did you mean '{GYMNASIUM}:{near}'?"
-            if near in _names_in(gym.wrappers)
-            else f": {SPELLING}"
-        )
-        raise ValueError(f"'{name}' does not say where the wrapper is{hint}")
+        near = nearest(name, _names_in(gym.wrappers))
+        hint = SPELLING if near is None else f"did you mean '{GYMNASIUM}:{near}'?"
+        raise ValueError(f"'{name}' does not say where the wrapper is: {hint}")
     return WrapperCall(name, dict(arguments))
-
-
-def _is_text(key: Any) -> bool:
-    return isinstance(key, str)
 
 
 def find_wrappers(calls: Sequence[WrapperCall]) -> list[Wrap]:
@@ -93,9 +82,16 @@ def find_wrappers(calls: Sequence[WrapperCall]) -> list[Wrap]:
     found = []
     for call in calls:
         wrap = find_wrapper(call.name)
-        _check_arguments(call, wrap)
+        check_arguments(
+            wrap, call.arguments, f"wrapper '{call.name}'", _spelling_with(call.name), num_given=1
+        )
         found.append(wrap)
     return found
+
+
+def _spelling_with(name: str) -> Callable[[list[str]], str]:
+    """How to write a wrapper with values for its missing arguments."""
+    return lambda missing: f"write {{'{name}': {{{': …, '.join(missing)}: …}}}}"
 
 
 def apply_wrappers(env: Env, calls: Sequence[WrapperCall], wraps: Sequence[Wrap]) -> Env:
@@ -165,27 +161,3 @@ def _names_in(module: Any) -> list[str]:
         for name, value in vars(module).items()
         if not name.startswith("_") and is_candidate(value)
     ]
-
-
-def _check_arguments(call: WrapperCall, wrap: Wrap) -> None:
-    """Compare the arguments with the signature before anything is made."""
-    try:
-        parameters = list(inspect.signature(wrap).parameters.values())
-    except (TypeError, ValueError):  # written in C, say
-        return
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    by_name = {parameter.name: parameter for parameter in parameters[1:] if parameter.kind in named}
-    takes_others = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    for key in call.arguments.keys() - by_name.keys() if not takes_others else ():
-        raise ConfigError(f"wrapper '{call.name}' has no argument '{key}'{suggest(key, by_name)}")
-    missing = [
-        name
-        for name, parameter in by_name.items()
-        if parameter.default is parameter.empty and name not in call.arguments
-    ]
-    if missing:
-        example = ", ".join(f"{name}: …" for name in missing)
-        names = " and ".join(f"'{name}'" for name in missing)
-        raise ConfigError(
-            f"wrapper '{call.name}' needs a value for {names}: write {{'{call.name}': {{{example}}}}}"
-        )
