@@ -18,7 +18,7 @@ from rl_training.envs.parallel.vector import make_limited, make_member
 from rl_training.envs.parallel.workers import AsyncPool
 from rl_training.envs.single.resumable import ResumableEnv, Step
 from rl_training.envs.state.aliases import MakeEnv
-from rl_training.envs.state.attributes import is_same
+from rl_training.envs.state.attributes import has_custom_state, is_same
 from rl_training.errors import EnvError
 from rl_training.experiment.codec import pack, unpack
 
@@ -169,6 +169,6 @@ def _take_actions(
                 states.append(unpack(json.loads(text), copy.deepcopy(tensors)))
             taken.append(copy.deepcopy(env.step(action)))  # the environment may reuse its arrays
         method = "replaying the episode's actions"
-        if env.has_custom_state:
+        if has_custom_state(env.env.unwrapped):
             method = "its own get_state and set_state"
     return taken, states, method

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +30,8 @@ from rl_training.envs.single.resumable import ResumableEnv
 from rl_training.envs.state.aliases import Array, Env, RewardTransform, State, Vector
 from rl_training.envs.state.attributes import (
     capture_attributes,
+    generator_state,
+    has_custom_state,
     is_same,
     restore_attributes,
     restore_generator,
@@ -221,12 +222,10 @@ class GivenBatch(Batch):
         self._unsaved_draws.update(drawn_from(self._generators))
         state: State = {"global_draws": sorted(self._unsaved_draws), "vector": None}
         if self._owner is not None:
-            made: Any = getattr(self._core, "_np_random", None)
-            is_made = isinstance(made, np.random.Generator)
             attributes = [capture_attributes(wrapper) for wrapper in self._wrappers]
             state["vector"] = {
                 "custom_state": copy.deepcopy(self._owner.get_state()),
-                "generator": copy.deepcopy(dict(made.bit_generator.state)) if is_made else None,
+                "generator": generator_state(self._core),
                 "wrappers": attributes,
                 "unsaved": list(map(unsaved_state, self._wrappers, attributes)),
             }
@@ -309,14 +308,9 @@ def _with_rows(obs: Any, first: Any, ended: Array) -> Any:
 def _find_owner(env: Any) -> tuple[list[Any], Any]:
     """The outermost of a chain of wrappers with `get_state()` and `set_state(state)`, and the wrappers around it."""
     wrappers: list[Any] = []
-    while True:
-        try:
-            inspect.signature(env.get_state).bind()
-            inspect.signature(env.set_state).bind(None)
-            return wrappers, env
-        except (AttributeError, TypeError, ValueError):
-            pass
+    while not has_custom_state(env):
         if not isinstance(env, gym.vector.VectorWrapper):
             return wrappers, None
         wrappers.append(env)
         env = env.env
+    return wrappers, env

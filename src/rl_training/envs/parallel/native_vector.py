@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +12,12 @@ from gymnasium.vector import AutoresetMode
 
 from rl_training.envs.parallel.batch import Batch, derived_seeds
 from rl_training.envs.state.aliases import Array, Env, State, Vector
-from rl_training.envs.state.attributes import capture_attributes, is_same, restore_attributes
+from rl_training.envs.state.attributes import (
+    capture_attributes,
+    generator_state,
+    is_same,
+    restore_attributes,
+)
 from rl_training.errors import EnvError, install_extra
 from rl_training.validation import suggest
 
@@ -64,7 +68,7 @@ class GymnasiumBatch(Batch):
         attributes = capture_attributes(self._core)
         for name in self._axes:
             attributes.pop(name, None)
-        generator = copy.deepcopy(dict(self._core.np_random.bit_generator.state))
+        generator = generator_state(self._core)
         arrays = self._arrays()
         return {"batch": {"arrays": arrays, "attributes": attributes, "generator": generator}}
 

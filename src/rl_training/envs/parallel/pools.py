@@ -77,6 +77,11 @@ class Pool(ABC):
         )[index]
 
 
+def faults_in(results: Sequence[Any]) -> list[tuple[int, Fault]]:
+    """The failures among the results of all members, by index."""
+    return [(index, result) for index, result in enumerate(results) if isinstance(result, Fault)]
+
+
 def try_to(call: Callable[..., None], *values: Any) -> Fault | None:
     """Call a function; returns a `Fault` if it fails."""
     try:

@@ -19,23 +19,19 @@ from rl_training.envs.parallel.pools import (
     Member,
     Pool,
     close_example,
+    faults_in,
     try_to,
 )
 from rl_training.envs.parallel.workers import AsyncPool
 from rl_training.envs.single.answers import find_misfit
-from rl_training.envs.single.masks import NOTHING, StepReading, stack_info
+from rl_training.envs.single.masks import NOTHING, StepReading
 from rl_training.envs.single.resumable import FurtherParts, ResumableEnv, Step
 from rl_training.envs.state.aliases import Array, Env, Info, MakeEnv, Result, RewardTransform, State
 from rl_training.errors import EnvError
 from rl_training.spaces.spec import Spaces, describe_spaces
 
 FindReading = Callable[[Env, MakeEnv], StepReading]
-"""Tells what to read from an environment beside its observations; may make another one to look at its first info."""
-
-
-def read_nothing(env: Env, make: MakeEnv) -> StepReading:
-    """Neither masks nor info."""
-    return NOTHING
+"""Finds what to read from an environment beside its observations; may make another one to look at its first info."""
 
 
 class TrainingEnv(VectorEnv[Any, Any, Any]):
@@ -71,8 +67,10 @@ class TrainingEnv(VectorEnv[Any, Any, Any]):
         options: Info | None = None,
     ) -> tuple[Any, Info]:
         """Reset every environment; an integer seed is incremented by the environment's index."""
-        if seed is None or isinstance(seed, int):
-            self._seeds = [None if seed is None else seed + index for index in range(self.num_envs)]
+        if seed is None:
+            self._seeds = [None] * self.num_envs
+        elif isinstance(seed, int):
+            self._seeds = [seed + index for index in range(self.num_envs)]
         else:
             self._seeds = [None if value is None else int(value) for value in seed]
         return self._reset_all(), {}
@@ -134,9 +132,9 @@ class SyncPool(Pool):
 
     def close(self) -> list[tuple[int, Fault]]:
         """Close all members, also after one fails to close."""
-        faults = [(index, try_to(member.close)) for index, member in enumerate(self.members)]
+        faults = faults_in([try_to(member.close) for member in self.members])
         self.members.clear()
-        return [(index, fault) for index, fault in faults if fault is not None]
+        return faults
 
     def _make_at(self, index: int) -> None:
         self.members[index] = self.make()
@@ -166,9 +164,7 @@ class PooledTrainingEnv(TrainingEnv):
         while True:
             try:
                 return self._assemble(results, restarted)
-            except (
-                Exception
-            ) as error:  # a Fault among the results, or an observation that does not fit its space
+            except Exception as error:  # a result is a Fault, or an observation is not in its space
                 faults = self._find_faults(results, error)
             for index, fault in faults.items():
                 first_obs = self._recover(index, fault, actions[index])
@@ -191,13 +187,13 @@ class PooledTrainingEnv(TrainingEnv):
         """Restore each environment; a reason begins with the environment's index."""
         self._seeds = list(state["seeds"])
         self.num_restarts = state["num_restarts"]
-        observations, inexact_reasons = [], []
-        for index, (obs, reasons) in enumerate(
-            self._ask("restore", [(saved,) for saved in state["environments"]])
-        ):
-            observations.append(obs)
-            inexact_reasons += [f"environment {index}: {reason}" for reason in reasons]
-        return self._batch(observations, "restore"), inexact_reasons
+        restored = self._ask("restore", [(saved,) for saved in state["environments"]])
+        inexact_reasons = [
+            f"environment {index}: {reason}"
+            for index, (_, reasons) in enumerate(restored)
+            for reason in reasons
+        ]
+        return self._batch([obs for obs, _ in restored], "restore"), inexact_reasons
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close all environments, then raise the first error."""
@@ -211,20 +207,27 @@ class PooledTrainingEnv(TrainingEnv):
     def _ask(self, command: str, arguments: Sequence[tuple[Any, ...] | None]) -> list[Any]:
         """Run a command; raise an `EnvError` if it fails in any environment."""
         results = self.pool.run(command, arguments)
-        for index, result in enumerate(results):
-            if isinstance(result, Fault):
-                raise self._error(index, result, command)
+        for index, fault in faults_in(results):
+            raise self._error(index, fault, command)
         return results
 
     def _batch(self, observations: Sequence[Any], command: str) -> Any:
         try:
             return batch_observations(self.single_observation_space, observations)
         except Exception:
-            for index, obs in enumerate(observations):
+            for index, fault in self._find_misfits([[obs] for obs in observations]).items():
+                raise self._error(index, fault, command) from None
+            raise
+
+    def _find_misfits(self, observations: Sequence[Sequence[Any]]) -> dict[int, Fault]:
+        """Faults, by index, of environments with an observation outside of its space."""
+        faults: dict[int, Fault] = {}
+        for index, of_one in enumerate(observations):
+            for obs in of_one:
                 misfit = find_misfit(self.single_observation_space, obs)
                 if misfit is not None:
-                    raise self._error(index, Fault(misfit, ""), command) from None
-            raise
+                    faults.setdefault(index, Fault(misfit, ""))
+        return faults
 
     def _assemble(self, results: list[Any], restarted: dict[int, str]) -> Result:
         """Stack the steps of all environments; raises if a result is a `Fault` or does not fit its space."""
@@ -257,33 +260,27 @@ class PooledTrainingEnv(TrainingEnv):
             "_final_obs": ended,
         }
 
-    def _further_info(self, further: Sequence[FurtherParts]) -> dict[str, Any]:
+    def _further_info(self, further: Sequence[FurtherParts]) -> Info:
+        masks, final_masks, values = zip(*further, strict=True)
+        keys = self._reading.info_keys
         info: Info = {
-            "fields": stack_info([parts.info for parts in further], self._reading.info_keys)
+            "fields": dict(zip(keys, map(np.asarray, zip(*values, strict=True)), strict=True))
         }
         if self.has_masks:
             last = [
-                parts.mask if parts.final_mask is None else parts.final_mask for parts in further
+                mask if final is None else final
+                for mask, final in zip(masks, final_masks, strict=True)
             ]
-            info |= {
-                "masks": np.stack([parts.mask for parts in further]),
-                "next_masks": np.stack(last),
-            }
+            info |= {"masks": np.stack(masks), "next_masks": np.stack(last)}
         return info
 
     def _find_faults(self, results: list[Any], error: Exception) -> dict[int, Fault]:
         """Faults by index: failed steps, else observations outside their space; re-raises `error` if there are none."""
-        faults = {
-            index: result for index, result in enumerate(results) if isinstance(result, Fault)
-        }
-        for index, result in enumerate(results) if not faults else ():
-            observations = (
-                [result.obs] if result.episode is None else [result.obs, result.final_obs]
+        faults = dict(faults_in(results))
+        if not faults:
+            faults = self._find_misfits(
+                [[step.obs, *([step.final_obs] if step.episode else [])] for step in results]
             )
-            misfits = [find_misfit(self.single_observation_space, obs) for obs in observations]
-            misfit = next(filter(None, misfits), None)
-            if misfit is not None:
-                faults[index] = Fault(misfit, "")
         if not faults:
             raise error
         return faults
@@ -327,18 +324,17 @@ class PooledTrainingEnv(TrainingEnv):
 def make_sync(
     make: MakeEnv,
     num_envs: int,
-    max_restarts: int = 0,
-    transform_rewards: RewardTransform | None = None,
-    find_reading: FindReading = read_nothing,
+    max_restarts: int,
+    transform_rewards: RewardTransform | None,
+    find_reading: FindReading,
 ) -> PooledTrainingEnv:
     """Make training environments in this process."""
     pool = SyncPool(partial(make_member, make), num_envs)
     first: Any = pool.members[0]
     # After all are made: had another one been reset before, their attributes would be looked up more slowly.
     reading = find_reading(first.env, make)
-    if reading is not NOTHING:
-        pool.make = partial(make_member, make, reading)
-        pool.members = [ResumableEnv(member.env, reading) for member in pool.members]  # type: ignore[attr-defined]
+    pool.make = partial(make_member, make, reading)
+    pool.members = [ResumableEnv(member.env, reading) for member in pool.members]  # type: ignore[attr-defined]
     return PooledTrainingEnv(pool, first.env, max_restarts, transform_rewards, reading)
 
 
@@ -347,8 +343,8 @@ def make_async(
     num_envs: int,
     max_restarts: int,
     timeout_seconds: float,
-    transform_rewards: RewardTransform | None = None,
-    find_reading: FindReading = read_nothing,
+    transform_rewards: RewardTransform | None,
+    find_reading: FindReading,
 ) -> PooledTrainingEnv:
     """Make training environments in worker processes, one each."""
     example = make()  # in this process first, so that a wrong id or argument raises here

@@ -16,11 +16,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
-from rl_training.envs.parallel.pools import Arguments, Fault, MakeMember, Member, Pool
+from rl_training.envs.parallel.pools import Arguments, Fault, MakeMember, Member, Pool, faults_in
 from rl_training.errors import EnvError
 
 SECONDS_TO_START = 120.0
@@ -35,7 +36,7 @@ timeout."""
 STOP_SIGNALS = {
     signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 }
-ANSWER, FAULT, SIGN_OF_LIFE, GONE = "answer", "fault", "sign of life", "gone"
+ANSWER, SIGN_OF_LIFE, GONE = "answer", "sign of life", "gone"
 
 
 class AsyncPool(Pool):
@@ -62,11 +63,7 @@ class AsyncPool(Pool):
 
     def start(self) -> list[tuple[int, Fault]]:
         """Start the workers and make their members; returns the failures by index."""
-        return [
-            (index, fault)
-            for index, fault in enumerate(self._start(set(range(self.size))))
-            if fault is not None
-        ]
+        return faults_in(self._start(set(range(self.size))))
 
     def run(self, command: str, arguments: Arguments, seconds: float | None = None) -> list[Any]:
         """Run a command in the members concurrently."""
@@ -97,9 +94,7 @@ class AsyncPool(Pool):
             worker.end(at_once=index in self._lost)
         self._workers.clear()
         self._selector.close()
-        return [
-            (index, answer) for index, answer in enumerate(answers) if isinstance(answer, Fault)
-        ]
+        return faults_in(answers)
 
     def _collect(self, awaited: set[int], timeout_seconds: float) -> list[Any]:
         """Wait for one answer of each awaited worker."""
@@ -115,22 +110,19 @@ class AsyncPool(Pool):
                 kind, value = self._workers[key.data].receive()
                 if kind == SIGN_OF_LIFE:
                     waited[key.data] = 0.0
-                else:
-                    del waited[key.data]
-                    answers[key.data] = value
-                    if kind == GONE:
-                        self._lost.add(key.data)
+                    continue
+                del waited[key.data]
+                answers[key.data] = value
+                if kind == GONE:
+                    self._lost.add(key.data)
             for index in list(waited):
                 waited[index] += elapsed
                 if waited[index] >= timeout_seconds:
                     del waited[index]
                     self._lost.add(index)
-                    setting = (
-                        " (env_kwargs.worker_timeout)"
-                        if timeout_seconds == self._timeout_seconds
-                        else ""
-                    )
-                    what = f"it hung: no answer in {timeout_seconds:g} seconds{setting}"
+                    what = f"it hung: no answer in {timeout_seconds:g} seconds"
+                    if timeout_seconds == self._timeout_seconds:
+                        what += " (env_kwargs.worker_timeout)"
                     answers[index] = Fault(what, self._workers[index].trace_of_hang())
         return answers
 
@@ -172,13 +164,12 @@ class _Worker:
     def receive(self) -> tuple[str, Any]:
         """Receive one message; if the process has exited, a `Fault`."""
         try:
-            kind, value = self.connection.recv()
+            message: tuple[str, Any] = self.connection.recv()
+            return message
         except (EOFError, OSError):
             self._process.join(SECONDS_FOR_A_TRACE)
-            return GONE, Fault(
-                f"its process exited with code {self._process.exitcode}", self._read_trace()
-            )
-        return kind, Fault(**value) if kind == FAULT else value
+            what = f"its process exited with code {self._process.exitcode}"
+            return GONE, Fault(what, self._read_trace())
 
     def trace_of_hang(self) -> str:
         """Traceback of a hung process."""
@@ -279,14 +270,14 @@ def _carry_out(connection: Any, call: Callable[[], Any], member: Member | None =
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        fault = Fault.from_error(error, member)
-        connection.send((FAULT, {"what": fault.what, "trace": fault.trace, "call": fault.call}))
+        # The error itself may not be picklable.
+        connection.send((ANSWER, replace(Fault.from_error(error, member), cause=None)))
         return None
     try:
         connection.send((ANSWER, None if member is None else result))
     except Exception as error:  # it cannot be pickled
         what = f"its result cannot be sent from its process: {error}"
-        connection.send((FAULT, {"what": what, "trace": traceback.format_exc()}))
+        connection.send((ANSWER, Fault(what, traceback.format_exc())))
     return result
 
 

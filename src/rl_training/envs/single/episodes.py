@@ -13,7 +13,6 @@ from rl_training.envs.single.masks import NOTHING, MaskReader, StepReading
 from rl_training.envs.state.aliases import Env
 from rl_training.envs.state.generators import seed_global_generators
 from rl_training.envs.state.unsaved_state import shared_changes, watch_call
-from rl_training.errors import EnvError
 
 SUCCESS_KEYS = ("is_success", "success")
 """Keys of the last info that report success."""
@@ -85,8 +84,6 @@ class EpisodeEnv:
             ended = bool(terminated or truncated)
             mask = None if self._masks is None or ended else self._masks.read(obs, info)
             step = EpisodeStep(obs, float(reward), ended, read_success(info), mask)
-        except EnvError:
-            raise
         except Exception:
             check(explain_step(answer))
             raise

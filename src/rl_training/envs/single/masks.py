@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from rl_training.envs.state.aliases import Array, Env, Info, Result
+from rl_training.envs.state.aliases import Array, Env, Info, MakeEnv, Result
 from rl_training.envs.state.generators import seeded_global_generators
 from rl_training.errors import EnvError
 from rl_training.spaces.given import MASK_KEY, find_fault, read_masks
@@ -64,8 +65,8 @@ class MaskReader:
     def read(self, obs: Any, info: Mapping[str, Any], *, is_last: bool = False) -> Array:
         """The mask [num_options]; after the last step of a terminated episode (`is_last`) it may permit nothing."""
         mask = read_masks(self._find(obs, info), self._action.choices)
-        if mask.shape != (self._action.num_options,):
-            wanted = (self._action.num_options,)
+        wanted = (self._action.num_options,)
+        if mask.shape != wanted:
             raise EnvError(
                 f"its action mask from {self._source.value} has shape {mask.shape}: give shape {wanted}"
             )
@@ -87,11 +88,11 @@ class MaskReader:
         return where[MASK_KEY]
 
 
-def find_mask_source(env: Env, make_example: Callable[[], Env]) -> MaskSource | None:
+def find_mask_source(env: Env, make_example: MakeEnv) -> MaskSource | None:
     """Where an environment gives its masks; `make_example` makes another one to reset, if only its info can tell."""
     if isinstance(env.action_space, gym.spaces.Box):
         return None
-    if callable(_find_attribute(env, MASK_METHOD)):
+    if env.has_wrapper_attr(MASK_METHOD) and callable(env.get_wrapper_attr(MASK_METHOD)):
         return MaskSource.METHOD
     space = env.observation_space
     if isinstance(space, gym.spaces.Dict) and MASK_KEY in space.spaces:
@@ -99,30 +100,14 @@ def find_mask_source(env: Env, make_example: Callable[[], Env]) -> MaskSource | 
     return MaskSource.INFO if MASK_KEY in _first_info(make_example) else None
 
 
-def _find_attribute(env: Env, name: str) -> Any:
-    try:
-        return env.get_wrapper_attr(name)
-    except AttributeError:
-        return None
-
-
-def _first_info(make_example: Callable[[], Env]) -> Mapping[str, Any]:
+def _first_info(make_example: MakeEnv) -> Mapping[str, Any]:
     """The info of a first reset; empty if the environment fails, which its own reset will report."""
     try:
-        with seeded_global_generators(0):
-            env = make_example()
-            try:
-                answer = env.reset(seed=0)
-            finally:
-                env.close()
+        with seeded_global_generators(0), contextlib.closing(make_example()) as env:
+            answer = env.reset(seed=0)
         return answer[1] if isinstance(answer, tuple) and isinstance(answer[1], dict) else {}
     except (Exception, SystemExit):
         return {}
-
-
-def stack_info(values: Sequence[tuple[Any, ...]], keys: Sequence[str]) -> dict[str, Array]:
-    """The requested info values of all environments, by key, [N, ...]."""
-    return {key: np.asarray([row[index] for row in values]) for index, key in enumerate(keys)}
 
 
 class ValidActions(gym.Wrapper[Any, Any, Any, Any]):

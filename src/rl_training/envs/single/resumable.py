@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -18,6 +17,8 @@ from rl_training.envs.state.attributes import (
     MAX_ARRAY_BYTES,
     MAX_ITEMS,
     capture_attributes,
+    generator_state,
+    has_custom_state,
     is_same,
     restore_attributes,
     restore_generator,
@@ -25,6 +26,8 @@ from rl_training.envs.state.attributes import (
 from rl_training.envs.state.generators import global_generators
 from rl_training.envs.state.unsaved_state import (
     change_of_shared,
+    changed_names,
+    is_watched,
     shared_state,
     unsaved_state,
     watch_call,
@@ -32,8 +35,6 @@ from rl_training.envs.state.unsaved_state import (
 
 NO_RESET = "rl_training.no_reset"
 """Info key of a step that terminates without a reset: the game continues. Qualified, so that no user's info has it."""
-MAX_WATCHED = 1024
-"""Of this many first resets and steps, those with numbers 0, 1, 2, 4, 8, ... are checked for unsaved changes."""
 SAVED_ATTRIBUTES = (
     f"arrays up to {MAX_ARRAY_BYTES // 1024} KiB and containers up to {MAX_ITEMS:,} items"
 )
@@ -99,22 +100,12 @@ class ResumableEnv:
         self._shared_changes: set[str] = set()
         """Class attributes and module variables that the environment changed."""
 
-    @property
-    def has_custom_state(self) -> bool:
-        """Whether it has `get_state()` and `set_state(state)`; MuJoCo's `set_state(qpos, qvel)` does not count."""
-        try:
-            inspect.signature(self._core.get_state).bind()
-            inspect.signature(self._core.set_state).bind(None)
-        except (AttributeError, TypeError, ValueError):
-            return False
-        return True
-
     def reset(self, seed: int | None = None) -> Any:
         """Start an episode and a new action log."""
         is_emulated = seed is None and ale_rng.is_atari(self._core)
         self._before = {
             "seed": seed,
-            "generator_before_reset": None if seed is not None else self._generator_state(),
+            "generator_before_reset": None if seed is not None else generator_state(self._core),
             "attributes_before_reset": [
                 capture_attributes(wrapper) for wrapper in self._wrapper_chain()
             ],
@@ -144,18 +135,31 @@ class ResumableEnv:
 
     def step(self, action: Any) -> Step:
         """Log the action and take it; reset at the end of an episode."""
+        step, has_ended = self._take(action)
+        if not has_ended:
+            return step
+        episode = (self._return, self._length)
+        final_obs = copy.deepcopy(step.obs)  # the next one may be written into the same array
+        try:
+            first_obs = self.reset()
+        except BaseException:
+            self.failed_call = "reset"
+            raise
+        further = step.further
+        if further is not None:
+            further = FurtherParts(self._mask, further.mask, further.info)
+        return step._replace(obs=first_obs, final_obs=final_obs, episode=episode, further=further)
+
+    def _take(self, action: Any) -> tuple[Step, bool]:
+        """Log an action and take it; returns the step, and whether the episode ended."""
         number = self._num_steps
         self._num_steps = number + 1
-        before = None if number & (number - 1) else self._shared_before(number)
+        before = {} if number & (number - 1) else self._shared_before(number)
         self._actions.append(action)
-        answer = self.env.step(
-            action.copy() if isinstance(action, np.ndarray) else action
-        )  # it may write into it
-        if before:
-            self._note_changes(before)
-        if (
-            not number
-        ):  # the first answer is checked in full; a later one only where reading it fails
+        # The environment may write into its action.
+        answer = self.env.step(action.copy() if isinstance(action, np.ndarray) else action)
+        self._note_changes(before)
+        if not number:  # a later answer is checked only where reading it fails
             check(explain_step(answer) or find_misfit(self.env.observation_space, answer[0]))
         try:
             obs, reward, terminated, truncated, info = answer
@@ -166,63 +170,46 @@ class ResumableEnv:
             raise
         self._return += reward
         self._length += 1
-        further = (
-            self._read_more(obs, info, is_last=bool(has_ended and terminated))
-            if self._reads_more
-            else None
+        self._obs = obs
+        further = None
+        if self._reads_more:
+            if self._masks is not None:
+                is_last = bool(has_ended and terminated)
+                self._mask = self._masks.read(obs, info, is_last=is_last)
+            further = FurtherParts(self._mask, None, self._reading.info_values(info))
+        step = Step(
+            obs, reward, bool(terminated), bool(has_ended and truncated), None, None, further
         )
-        if not has_ended:
-            self._obs = obs
-            if further is None:
-                return Step(obs, reward, bool(terminated), False)
-            return Step(obs, reward, bool(terminated), False, None, None, further)
-        episode = (self._return, self._length)
-        final_obs = copy.deepcopy(
-            obs
-        )  # some environments write the next observation into the same array
-        try:
-            first_obs = self.reset()
-        except BaseException:
-            self.failed_call = "reset"
-            raise
-        if further is not None:
-            further = FurtherParts(self._mask, further.mask, further.info)
-        return Step(
-            first_obs, reward, bool(terminated), bool(truncated), final_obs, episode, further
-        )
-
-    def _read_more(self, obs: Any, info: Mapping[str, Any], *, is_last: bool) -> FurtherParts:
-        if self._masks is not None:
-            self._mask = self._masks.read(obs, info, is_last=is_last)
-        return FurtherParts(self._mask, None, self._reading.info_values(info))
+        return step, has_ended
 
     def state(self) -> State:
         """The state that `restore` takes."""
-        custom = copy.deepcopy(self._core.get_state()) if self.has_custom_state else None
+        custom = None
+        if has_custom_state(self._core):
+            custom = copy.deepcopy(self._core.get_state())
+        is_replayed = custom is None
         emulator = self._before["emulator_before_reset"]
-        return {
+        chain = self._wrapper_chain(with_core=is_replayed)
+        attributes = [capture_attributes(wrapper) for wrapper in chain]
+        state = {
             **self._before,
-            "attributes_before_reset": self._before["attributes_before_reset"]
-            if custom is None
-            else None,
-            "emulator_before_reset": None
-            if emulator is None
-            else ale_rng.read_generators(emulator),
-            "actions": np.stack(self._actions) if self._actions and custom is None else None,
+            "emulator_before_reset": emulator and ale_rng.read_generators(emulator),
+            "actions": np.stack(self._actions) if self._actions and is_replayed else None,
             "custom_state": custom,
-            "generator": self._generator_state(),
-            "attributes": [
-                capture_attributes(wrapper)
-                for wrapper in self._wrapper_chain(with_core=custom is None)
-            ],
-            "unsaved": self._unsaved(with_core=custom is None),
+            "generator": generator_state(self._core),
+            "attributes": attributes,
+            "unsaved": list(map(unsaved_state, chain, attributes)),
             "obs": copy.deepcopy(self._obs),
-            **({} if self._masks is None else {"mask": self._mask}),
             "return": self._return,
             "length": self._length,
             "global_draws": sorted(self._draws()),
             "shared_changes": sorted(self._shared_changes),
         }
+        if not is_replayed:
+            state["attributes_before_reset"] = None
+        if self._masks is not None:
+            state["mask"] = self._mask
+        return state
 
     def restore(
         self, state: State, report: Callable[[], None] = lambda: None
@@ -242,7 +229,7 @@ class ResumableEnv:
         inexact_reasons += self._unsaved_changes(state)
         inexact_reasons += self._restore_attributes(state, with_core=is_replayed)
         if state["generator"] is not None and not is_same(
-            self._generator_state(), state["generator"]
+            generator_state(self._core), state["generator"]
         ):
             if is_replayed:
                 inexact_reasons.append("its random generator is in another state")
@@ -257,23 +244,15 @@ class ResumableEnv:
     def _replay(self, state: State, inexact_reasons: list[str], report: Callable[[], None]) -> None:
         """Restore the state before the last reset, reset, and take the logged actions again."""
         self._set_before_reset(state, inexact_reasons)
-        obs = self.reset(state["seed"])
+        self.reset(state["seed"])
         for action in [] if state["actions"] is None else state["actions"]:
-            self._actions.append(action)
-            answer = self.env.step(action.copy())
-            check(explain_step(answer))
-            obs, reward, terminated, truncated, info = answer
-            if self._masks is not None:
-                self._mask = self._masks.read(obs, info, is_last=bool(terminated))
-            self._return += float(reward)
-            self._length += 1
+            _, has_ended = self._take(action)
             report()
-            if (terminated or truncated) and NO_RESET not in info:
+            if has_ended:
                 inexact_reasons.append("its episode ended earlier when it was replayed")
-                self._obs = self.reset()
+                self.reset()
                 return
-        self._obs = obs
-        if not is_same(obs, state["obs"]):
+        if not is_same(self._obs, state["obs"]):
             inexact_reasons.append("replaying its actions led to another observation")
         if not is_same(self._return, state["return"]):
             inexact_reasons.append("replaying its actions led to other rewards")
@@ -305,16 +284,14 @@ class ResumableEnv:
     def _restore_attributes(self, state: State, *, with_core: bool) -> list[str]:
         """Set the saved attributes; returns why attributes differ from the saved environment's."""
         reasons = []
-        for wrapper, saved in zip(
-            self._wrapper_chain(with_core=with_core), state["attributes"] or (), strict=False
-        ):
+        chain = self._wrapper_chain(with_core=with_core)
+        for wrapper, saved in zip(chain, state["attributes"] or (), strict=False):
             lost = restore_attributes(wrapper, saved)
             reasons += [
                 f"the objects in its attribute '{name}' differ from the saved ones" for name in lost
             ]
-        for now, then in zip(
-            self._unsaved(with_core=with_core), state.get("unsaved") or (), strict=False
-        ):
+        for wrapper, then in zip(chain, state.get("unsaved") or (), strict=False):
+            now = unsaved_state(wrapper, capture_attributes(wrapper))
             changed = sorted(name for name in now if now[name] != then.get(name, now[name]))
             remedy = f"which is not saved ({SAVED_ATTRIBUTES} are): add get_state and set_state"
             reasons += [f"its attribute '{name}' differs, {remedy}" for name in changed]
@@ -335,8 +312,7 @@ class ResumableEnv:
 
     def _shared_before(self, number: int) -> dict[str, int]:
         """Checksums of its class's shared variables, for a few of the calls: computing them is slower than a step."""
-        is_watched = number <= MAX_WATCHED and number & (number - 1) == 0
-        return self._shared_state() if is_watched else {}
+        return self._shared_state() if is_watched(number) else {}
 
     def _shared_state(self) -> dict[str, int]:
         """Checksums of the shared variables of the environment's class and of its wrappers' classes."""
@@ -347,8 +323,8 @@ class ResumableEnv:
         return found
 
     def _note_changes(self, before: dict[str, int]) -> None:
-        now = self._shared_state() if before else {}
-        self._shared_changes.update(name for name in before if now.get(name) != before[name])
+        if before:
+            self._shared_changes.update(changed_names(before, self._shared_state()))
 
     def _unsaved_generators(self) -> dict[str, Any]:
         found = {f"{name}'s global generator": state for name, state in global_generators().items()}
@@ -364,10 +340,6 @@ class ResumableEnv:
         }
         return self._unsaved_draws | moved
 
-    def _unsaved(self, *, with_core: bool) -> list[dict[str, int]]:
-        chain = self._wrapper_chain(with_core=with_core)
-        return [unsaved_state(wrapper, capture_attributes(wrapper)) for wrapper in chain]
-
     def _wrapper_chain(self, *, with_core: bool = True) -> list[Env]:
         """The wrappers from the outermost inwards; with `with_core`, the environment itself comes last."""
         chain = [self.env]
@@ -380,15 +352,6 @@ class ResumableEnv:
         restored = restore_generator(current, state)
         if restored is not current:
             self._core.np_random = restored
-
-    def _generator_state(self) -> dict[str, Any] | None:
-        """The state of the environment's generator; None before it exists (reading `np_random` would create it)."""
-        made = getattr(self._core, "_np_random", None)
-        return (
-            copy.deepcopy(dict(made.bit_generator.state))
-            if isinstance(made, np.random.Generator)
-            else None
-        )
 
 
 def _renew_world(core: Any) -> None:

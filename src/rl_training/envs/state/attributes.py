@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import inspect
 import itertools
 import random
 from collections import deque
@@ -12,6 +13,8 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+
+from rl_training.envs.state.aliases import State
 
 MAX_ARRAY_BYTES = 1 << 16
 MAX_ITEMS = 1024
@@ -41,7 +44,7 @@ BIT_GENERATORS: dict[str, Any] = {
 UNKNOWN: Any = object()
 
 
-def capture_attributes(env: Any) -> dict[str, Any]:
+def capture_attributes(env: Any) -> State:
     """Encode numbers, text, small arrays, containers of these, random generators, and objects of only these."""
     codes = {name: _encode(value) for name, value in vars(env).items() if name not in SKIPPED}
     return {name: code for name, code in codes.items() if code is not UNKNOWN}
@@ -67,6 +70,16 @@ def restore_attributes(env: Any, saved: Mapping[str, Any]) -> list[str]:
         if _holds_objects(code) and not is_same(_encode(restored), code):
             lost.append(name)
     return lost
+
+
+def has_custom_state(env: Any) -> bool:
+    """Whether it has `get_state()` and `set_state(state)`; MuJoCo's `set_state(qpos, qvel)` does not count."""
+    try:
+        inspect.signature(env.get_state).bind()
+        inspect.signature(env.set_state).bind(None)
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return True
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -200,6 +213,13 @@ def _holds_objects(code: Any) -> bool:
     return isinstance(code, dict) and (
         code["kind"] == "object" or any(map(_holds_objects, code.get("items", ())))
     )
+
+
+def generator_state(core: Any) -> State | None:
+    """The state of an environment's generator; None before it exists (reading `np_random` would create it)."""
+    made: Any = getattr(core, "_np_random", None)
+    is_made = isinstance(made, np.random.Generator)
+    return copy.deepcopy(dict(made.bit_generator.state)) if is_made else None
 
 
 def restore_generator(current: Any, state: Mapping[str, Any]) -> np.random.Generator:

@@ -190,14 +190,23 @@ def remember_class(env_id: str, kind: type) -> None:
 @contextlib.contextmanager
 def watch_call(kind: type | None, call: str) -> Iterator[None]:
     """Record changes of class attributes and module variables of an environment's class within the block."""
-    before = {} if kind is None or not _is_watched(kind, call) else shared_state(kind)
+    if kind is None:
+        yield
+        return
+    counts = _num_calls.setdefault(kind, {})
+    counts[call] = counts.get(call, -1) + 1
+    before = shared_state(kind) if is_watched(counts[call]) else {}
     try:
         yield
     finally:
-        if kind is not None and before:
-            now = shared_state(kind)
-            changed = {name for name in before if now.get(name) != before[name]}
+        if before:
+            changed = changed_names(before, shared_state(kind))
             _changes.setdefault(kind, set()).update(changed)
+
+
+def changed_names(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+    """Names of the checksums that have changed."""
+    return [name for name in before if now.get(name) != before[name]]
 
 
 def shared_changes(kind: type) -> list[str]:
@@ -210,7 +219,6 @@ def change_of_shared(name: str) -> str:
     return f"it changes the {name[:MAX_NAME]}, which is not saved: use attributes of self"
 
 
-def _is_watched(kind: type, call: str) -> bool:
-    counts = _num_calls.setdefault(kind, {})
-    number = counts[call] = counts.get(call, -1) + 1
+def is_watched(number: int) -> bool:
+    """Whether the call with this number is checked."""
     return number <= MAX_WATCHED and number & (number - 1) == 0
