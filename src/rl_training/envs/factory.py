@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -23,6 +23,7 @@ from rl_training.envs.parallel.native_vector import (
 )
 from rl_training.envs.parallel.pools import Pool
 from rl_training.envs.parallel.vector import (
+    FindReading,
     SyncPool,
     TrainingEnv,
     make_async,
@@ -120,19 +121,17 @@ class EnvSettings(FrozenConfig):
     @property
     def unsupported_by_given(self) -> tuple[str, ...]:
         """Keys that were set and that a user-defined vector environment does not support."""
-        keys = (
-            self.model_fields_set
-            - {"wrappers", "action_masks"}
-            - ({"backend"} if self.backend == "sync" else set())
-        )
-        wrappers = {f"wrappers.{key}" for key in ("atari", "list") if getattr(self.wrappers, key)}
-        return tuple(sorted(keys | wrappers))
+        keys = {"max_episode_steps", "max_restarts", "worker_timeout"}
+        return (*self._set_among(keys), *(["backend"] if self.backend != "sync" else []))
+
+    def _set_among(self, keys: Set[str]) -> list[str]:
+        """Those of `keys` that were set, and the wrappers of single environments."""
+        wrappers = [f"wrappers.{key}" for key in ("atari", "list") if getattr(self.wrappers, key)]
+        return [*sorted(self.model_fields_set & keys), *wrappers]
 
     @model_validator(mode="after")
     def _refuse_unsupported_keys(self) -> EnvSettings:
-        unsupported = sorted(self.model_fields_set & {"max_restarts", "worker_timeout"})
-        unsupported += ["wrappers.atari"] if self.wrappers.atari is not None else []
-        unsupported += ["wrappers.list"] if self.wrappers.list else []
+        unsupported = self._set_among({"max_restarts", "worker_timeout"})
         if self.steps_all_at_once and unsupported:
             keys = " and ".join(unsupported)
             remedy = "remove them, or use sync or async"
@@ -171,23 +170,19 @@ class EnvSource:
         `info_keys` are the keys of the info of each step that the algorithm asks for.
         """
         settings, transform = self.settings, self.settings.wrappers.reward_transform
+        find_reading = functools.partial(self.find_reading, info_keys=tuple(info_keys))
         vector = None if self.is_single else find_vector(self.env_id)
         if vector is not None:
             unsupported = [*self.arguments, *settings.unsupported_by_given]
-            reading = self._read_example(
-                functools.partial(self.make, with_wrappers=False), tuple(info_keys)
-            )
+            reading = self._read_example(find_reading)
             return make_given_vector(vector, num_envs, unsupported, transform, reading)
         if settings.steps_all_at_once:
-            return self._make_native(num_envs, info_keys)
-        make, find_reading = (
-            self.training_maker(),
-            functools.partial(self.find_reading, info_keys=tuple(info_keys)),
-        )
+            return self._make_native(num_envs, find_reading)
+        make, max_restarts = self.training_maker(), settings.max_restarts
         if settings.backend == "sync":
-            return make_sync(make, num_envs, settings.max_restarts, transform, find_reading)
+            return make_sync(make, num_envs, max_restarts, transform, find_reading)
         return make_async(
-            make, num_envs, settings.max_restarts, settings.worker_timeout, transform, find_reading
+            make, num_envs, max_restarts, settings.worker_timeout, transform, find_reading
         )
 
     def find_reading(self, env: Env, make: MakeEnv, info_keys: tuple[str, ...] = ()) -> StepReading:
@@ -197,25 +192,23 @@ class EnvSource:
 
     def read_spaces(self) -> Spaces:
         """The spaces of the environment, and whether it gives masks."""
-        make = functools.partial(self.make, with_wrappers=False)
-        with contextlib.closing(make()) as env:
-            reading = self.find_reading(env, make)
-            return describe_spaces(
-                env.observation_space, env.action_space, has_masks=reading.masks is not None
-            )
+        with contextlib.closing(self._make_raw()) as env:
+            has_masks = self.find_reading(env, self._make_raw).masks is not None
+            return describe_spaces(env.observation_space, env.action_space, has_masks=has_masks)
 
-    def _read_example(self, make: MakeEnv, info_keys: tuple[str, ...]) -> StepReading:
-        with contextlib.closing(make()) as example:
-            return self.find_reading(example, make, info_keys)
+    def _read_example(self, find_reading: FindReading) -> StepReading:
+        with contextlib.closing(self._make_raw()) as example:
+            return find_reading(example, self._make_raw)
+
+    def _make_raw(self) -> Env:
+        return self.make(with_wrappers=False)
 
     def make_episode_pool(self, size: int, reading: StepReading = NOTHING) -> Pool:
         """Make the pool that runs evaluation episodes; with `backend: async`, each member in its own process."""
         make = functools.partial(_make_evaluation_env, self, self._worker_code())
-        has_own_process = self.settings.backend == "async"
-        make_member = functools.partial(
-            EpisodeEnv, make, has_own_process=has_own_process, reading=reading
-        )
-        if has_own_process:
+        is_async = self.settings.backend == "async"
+        make_member = functools.partial(EpisodeEnv, make, reading, has_own_process=is_async)
+        if is_async:
             return AsyncPool(make_member, size, self.settings.worker_timeout)
         return SyncPool(make_member, size)
 
@@ -258,9 +251,8 @@ class EnvSource:
             raise ConfigError(
                 f"env_kwargs.wrappers.atari is for the games of ale-py: {error}"
             ) from error
-        return (
-            env if limit is None else gym.wrappers.TimeLimit(env, limit)
-        )  # in actions, not in frames
+        # The limit counts actions, not frames.
+        return env if limit is None else gym.wrappers.TimeLimit(env, limit)
 
     def _worker_code(self) -> WorkerCode:
         wrappers = [call.name for call in self.settings.wrappers.list]
@@ -270,7 +262,7 @@ class EnvSource:
         atari = self.settings.wrappers.atari
         return EpisodicLife(env) if atari is not None and atari.terminal_on_life_loss else env
 
-    def _make_native(self, num_envs: int, info_keys: Sequence[str]) -> TrainingEnv:
+    def _make_native(self, num_envs: int, find_reading: FindReading) -> TrainingEnv:
         settings, arguments = self.settings, dict(self.arguments)
         if find_maker(self.env_id) is not None:
             raise EnvError(
@@ -280,9 +272,7 @@ class EnvSource:
         import_known_packages(env_id)
         check_has_batch(env_id, settings.backend)
         example = construct(env_id, arguments, settings.max_episode_steps)
-        reading = self.find_reading(
-            example, functools.partial(self.make, with_wrappers=False), tuple(info_keys)
-        )
+        reading = find_reading(example, self._make_raw)
         refuse_reading(reading, f"backend: {settings.backend}", "use sync or async")
         make_batch = make_gymnasium_batch if settings.backend == "vector" else EnvPoolBatch
         limit = (example.spec and example.spec.max_episode_steps) or math.inf
@@ -294,10 +284,9 @@ class EnvSource:
 
 def split_env_kwargs(env_kwargs: Mapping[str, Any]) -> tuple[EnvSettings, dict[str, Any]]:
     """Separate the reserved keys from the arguments of the environment."""
-    settings = {key: value for key, value in env_kwargs.items() if key in EnvSettings.model_fields}
-    env_arguments = {
-        key: value for key, value in env_kwargs.items() if key not in EnvSettings.model_fields
-    }
+    env_arguments = dict(env_kwargs)
+    reserved = [key for key in env_kwargs if key in EnvSettings.model_fields]
+    settings = {key: env_arguments.pop(key) for key in reserved}
     return parse_config(EnvSettings, settings, "env_kwargs"), env_arguments
 
 

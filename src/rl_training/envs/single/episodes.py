@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rl_training.envs.single.answers import check, explain_reset, explain_step, find_misfit
 from rl_training.envs.single.masks import NOTHING, MaskReader, StepReading
-from rl_training.envs.state.aliases import Env
+from rl_training.envs.state.aliases import Env, MakeEnv
 from rl_training.envs.state.generators import seed_global_generators
 from rl_training.envs.state.unsaved_state import shared_changes, watch_call
 
@@ -39,10 +39,10 @@ class EpisodeEnv:
 
     def __init__(
         self,
-        make: Callable[[], Env],
+        make: MakeEnv,
+        reading: StepReading = NOTHING,
         *,
         has_own_process: bool,
-        reading: StepReading = NOTHING,
     ) -> None:
         self._make_env = make
         self._reading = reading
@@ -55,9 +55,8 @@ class EpisodeEnv:
 
     def make(self, seed: int) -> None:
         """Close the environment of the last episode and make the next one."""
-        with contextlib.suppress(
-            Exception, SystemExit
-        ):  # only the last one must close without error
+        # Only the last one must close without error.
+        with contextlib.suppress(Exception, SystemExit):
             self.close()
         if self._has_own_process:  # in the main process they are seeded once per evaluation
             seed_global_generators(seed)
