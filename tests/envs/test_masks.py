@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from collecting import collect
 from conftest import HELPERS, small_config
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
-from rl_training.algorithms.base import ActResult
 from rl_training.algorithms.dqn import DQNAlgorithm, DQNConfig
 from rl_training.algorithms.ppo import PPOAlgorithm
 from rl_training.envs.factory import make_vector_env
@@ -29,9 +29,7 @@ from rl_training.experiment.registry import (
 )
 from rl_training.models.actions import random_actions
 from rl_training.replay.replay_buffer import ReplayBuffer
-from rl_training.runtime.collector import Collector
 from rl_training.runtime.run import run_training
-from rl_training.runtime.trainer import TrainerState
 from rl_training.spaces.given import read_masks
 from rl_training.spaces.spec import describe_action, describe_spaces
 from rl_training.testing.case import AlgorithmCase
@@ -48,21 +46,6 @@ def make(
     return make_vector_env(f"{ENVS}:{name}", {"backend": backend, **kwargs}, num_envs=num_envs)
 
 
-def recorded(envs: TrainingEnv, num_steps: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """Steps [T, N] with random valid actions."""
-    spaces, device, rng = envs.spaces, torch.device("cpu"), np.random.default_rng(seed)
-    buffer = ReplayBuffer(spaces, num_steps * envs.num_envs, envs.num_envs, rng=rng, device=device)
-    collector = Collector(envs, spaces, device)
-    collector.reset(list(range(envs.num_envs)))
-
-    def act(obs: Any, state: Any, mask: Any) -> Any:
-        return ActResult(random_actions(spaces.action, len(obs), rng, mask))
-
-    collector.collect(act, buffer, num_steps, TrainerState(None, None))  # type: ignore[arg-type]
-    (rows,) = buffer.newest(num_steps)
-    return rows
-
-
 @pytest.mark.parametrize("action", NUM_OPTIONS)
 @pytest.mark.parametrize("source", SOURCES)
 def test_masks_are_read_from_every_source(action: str, source: str, tmp_path: Path) -> None:
@@ -72,7 +55,7 @@ def test_masks_are_read_from_every_source(action: str, source: str, tmp_path: Pa
     with contextlib.closing(make(action=action, source=source, notes=str(notes))) as envs:
         assert envs.has_masks
         assert envs.spaces.action.num_options == NUM_OPTIONS[action]
-        rows = recorded(envs, 40)
+        rows, _ = collect(envs, 40)
         members = [member.env.unwrapped for member in envs.pool.members]  # type: ignore[attr-defined]
         assert np.array_equal(envs.current_masks(), np.stack([member.mask for member in members]))
     assert rows["masks"].shape == (40, 2, NUM_OPTIONS[action])
@@ -92,7 +75,7 @@ def test_the_method_is_found_through_wrappers() -> None:
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_the_mask_of_a_step_is_the_one_that_the_step_before_returned(backend: str) -> None:
     with contextlib.closing(make(backend=backend)) as envs:
-        rows = recorded(envs, 60)
+        rows, _ = collect(envs, 60)
     ended = rows["terminated"] | rows["truncated"]
     assert rows["terminated"].any()
     assert rows["truncated"].any()
@@ -103,7 +86,7 @@ def test_the_mask_of_a_step_is_the_one_that_the_step_before_returned(backend: st
 
 def test_next_masks_of_an_n_step_transition_belong_to_its_last_step() -> None:
     with contextlib.closing(make(end_probability=0.05)) as envs:
-        rows, spaces = recorded(envs, 40), envs.spaces
+        (rows, _), spaces = collect(envs, 40), envs.spaces
     options: dict[str, Any] = {"rng": np.random.default_rng(0), "device": torch.device("cpu")}
     buffer = ReplayBuffer(spaces, 80, 2, n_step=3, **options)
     for t in range(40):
@@ -127,7 +110,7 @@ def test_next_masks_of_an_n_step_transition_belong_to_its_last_step() -> None:
 
 def test_next_masks_at_an_episode_end_are_those_of_the_final_observation() -> None:
     with contextlib.closing(make(final="all")) as envs:
-        rows = recorded(envs, 60)
+        rows, _ = collect(envs, 60)
     ended = rows["terminated"] | rows["truncated"]
     assert rows["next_masks"][ended].all()
     assert not rows["next_masks"][~ended].all(-1).all()
@@ -136,7 +119,7 @@ def test_next_masks_at_an_episode_end_are_those_of_the_final_observation() -> No
 
 def test_after_a_terminated_step_a_mask_may_permit_nothing() -> None:
     with contextlib.closing(make(final="none", end_probability=0.2, length=10_000)) as envs:
-        rows = recorded(envs, 60)
+        rows, _ = collect(envs, 60)
     assert rows["next_masks"][rows["terminated"]].all()
 
 
@@ -145,7 +128,7 @@ def test_after_a_truncated_step_a_mask_must_permit_something() -> None:
         contextlib.closing(make(final="none", end_probability=0.0)) as envs,
         pytest.raises(EnvError, match="permits no action: permit at least one"),
     ):
-        recorded(envs, 60)
+        collect(envs, 60)
 
 
 FAULTS = {
@@ -165,7 +148,7 @@ def test_a_wrong_mask_is_an_error_that_says_what_is_expected(fault: str, at: str
         contextlib.closing(make("BadMasks", fault=fault, at=at)) as envs,
         pytest.raises(EnvError, match=f"environment 0 of 2 failed in {at}(.|\n)*{FAULTS[fault]}"),
     ):
-        recorded(envs, 10)
+        collect(envs, 10)
 
 
 @pytest.mark.parametrize("fault", ["forbids_all", "short"])
@@ -174,7 +157,7 @@ def test_a_wrong_mask_in_a_worker_process_is_the_same_error(fault: str) -> None:
         contextlib.closing(make("BadMasks", fault=fault, backend="async")) as envs,
         pytest.raises(EnvError, match=f"environment 0 of 2 failed in step(.|\n)*{FAULTS[fault]}"),
     ):
-        recorded(envs, 10)
+        collect(envs, 10)
 
 
 def test_a_mask_that_forbids_all_options_of_one_component_is_an_error() -> None:
@@ -182,7 +165,7 @@ def test_a_mask_that_forbids_all_options_of_one_component_is_an_error() -> None:
         contextlib.closing(make("BadMasks", fault="forbids_one", action="multi_discrete")) as envs,
         pytest.raises(EnvError, match="permits no option of component"),
     ):
-        recorded(envs, 10)
+        collect(envs, 10)
 
 
 def test_a_mask_that_is_missing_in_a_later_info_is_an_error() -> None:
@@ -192,7 +175,7 @@ def test_a_mask_that_is_missing_in_a_later_info_is_an_error() -> None:
             EnvError, match=r"no action mask in info\['action_mask'\], where reset gave one"
         ),
     ):
-        recorded(envs, 10)
+        collect(envs, 10)
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
@@ -206,7 +189,7 @@ def test_in_evaluation_a_wrong_mask_is_a_named_error(backend: str, tmp_path: Pat
         algo_kwargs={"dataset_kind": "npz", "dataset_path": str(tmp_path / "data.npz")},
     )
     with contextlib.closing(make(num_envs=1)) as envs:
-        rows = recorded(envs, 50)
+        rows, _ = collect(envs, 50)
     np.savez(tmp_path / "data.npz", **{name: array[:, 0] for name, array in rows.items()})
     with pytest.raises(
         EnvError, match=r"evaluation episode 0(.|\n)*permits no action: permit at least one"
@@ -218,18 +201,18 @@ def test_masks_are_not_read_if_they_are_switched_off() -> None:
     with contextlib.closing(make(action_masks=False)) as envs:
         assert not envs.has_masks
         assert envs.current_masks() is None
-        rows = recorded(envs, 5)
+        rows, _ = collect(envs, 5)
     assert "masks" not in rows
     with contextlib.closing(
         make("BadMasks", fault="forbids_all", at="reset", action_masks=False)
     ) as envs:
-        recorded(envs, 5)
+        collect(envs, 5)
 
 
 def test_box_actions_have_no_masks() -> None:
     with contextlib.closing(make(action="box")) as envs:
         assert not envs.has_masks
-        recorded(envs, 5)
+        collect(envs, 5)
 
 
 def test_native_backends_refuse_masks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +235,7 @@ def test_a_restarted_environment_gives_the_mask_of_its_new_episode(
 ) -> None:
     kwargs = {"once": str(tmp_path / "once"), "notes": str(tmp_path / "notes"), "max_restarts": 1}
     with contextlib.closing(make("FailingMasks", backend=backend, **kwargs)) as envs:
-        rows = recorded(envs, 40)
+        rows, _ = collect(envs, 40)
         assert envs.num_restarts == 1
     assert not (tmp_path / "notes").exists()
     assert (
@@ -274,7 +257,7 @@ def test_a_restored_environment_has_the_saved_mask(name: str, source: str, backe
         contextlib.closing(make(name, **options)) as first,
         contextlib.closing(make(name, **options)) as second,
     ):
-        recorded(first, 13)
+        collect(first, 13)
         before, state = first.current_masks(), first.state()
         _, reasons = second.restore(state)
         assert reasons == []

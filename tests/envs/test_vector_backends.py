@@ -13,12 +13,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from collecting import collect
 from conftest import HELPERS, small_config
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from run_tools import StopAt, assert_same_end
 
-from rl_training.algorithms.base import ActResult
 from rl_training.diagnostics.env_doctor import check_environment
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.parallel.vector import TrainingEnv
@@ -26,10 +26,7 @@ from rl_training.envs.rewards import RewardTransformConfig, apply_reward_wrapper
 from rl_training.errors import ConfigError, EnvError, RLTrainingError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.codec import pack, unpack
-from rl_training.replay.replay_buffer import ReplayBuffer
-from rl_training.runtime.collector import Collector
 from rl_training.runtime.run import run_training
-from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.workflows import resume_training
 from rl_training.spaces.rewards import transform_rewards
 from rl_training.spaces.spec import describe_spaces
@@ -112,28 +109,6 @@ def _walkers() -> Iterator[None]:
     del gym.registry["Walkers-v0"]
 
 
-def collect(envs: TrainingEnv, num_steps: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """Rows of random actions, as training stores them: [T, N]."""
-    spaces = describe_spaces(envs.single_observation_space, envs.single_action_space)
-    rng, device = np.random.default_rng(seed), torch.device("cpu")
-    store = ReplayBuffer(spaces, num_steps * envs.num_envs, envs.num_envs, rng=rng, device=device)
-    collector = Collector(envs, spaces, device)
-    collector.reset(list(range(seed, seed + envs.num_envs)))
-
-    def act(obs: torch.Tensor, *_: object) -> ActResult:
-        if spaces.action.choices:
-            return ActResult(torch.from_numpy(rng.integers(0, spaces.action.choices[0], len(obs))))
-        return ActResult(
-            torch.from_numpy(
-                rng.uniform(-1, 1, (len(obs), *spaces.action.shape)).astype(np.float32)
-            )
-        )
-
-    collector.collect(act, store, num_steps, TrainerState(None, Path()))  # type: ignore[arg-type]
-    (rows,) = store.newest(num_steps)
-    return rows
-
-
 def put_cartpole(env: gym.Env, obs: np.ndarray) -> None:
     env.unwrapped.state = obs.astype(np.float64)
     env.unwrapped.steps_beyond_terminated = None
@@ -155,9 +130,8 @@ class TestTransitions:
     def test_each_is_what_one_environment_does_from_there(
         self, backend: str, env_id: str, put: Any
     ) -> None:
-        rows = collect(
-            make_vector_env(env_id, {"backend": backend, "max_episode_steps": 25}, num_envs=4), 200
-        )
+        kwargs = {"backend": backend, "max_episode_steps": 25}
+        rows, _ = collect(make_vector_env(env_id, kwargs, num_envs=4), 200)
         alone = gym.make(env_id).unwrapped
         alone.reset(seed=0)
         to_env = describe_spaces(alone.observation_space, alone.action_space).action.to_env
@@ -283,7 +257,7 @@ class TestTransitions:
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_seeds_decide_everything(self, backend: str) -> None:
         one, two, other = (
-            collect(make_vector_env("CartPole-v1", {"backend": backend}, num_envs=8), 60, seed)
+            collect(make_vector_env("CartPole-v1", {"backend": backend}, num_envs=8), 60, seed)[0]
             for seed in (1, 1, 2)
         )
         assert all(np.array_equal(one[name], two[name]) for name in one)
@@ -427,7 +401,7 @@ class TestResume:
         )
         checkpoint = load_checkpoint(stopped.checkpoint_path)
         assert checkpoint.metadata["exactness"] == "approximate"
-        assert "begins new episodes" in checkpoint.metadata["inexact_reasons"][0]
+        assert "starts new episodes" in checkpoint.metadata["inexact_reasons"][0]
         row = checkpoint.buffer_state["position"]
         capfd.readouterr()
         resumed = resume_training(stopped.run_dir)
