@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from collecting import collect
 from conftest import TESTS
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from run_tools import StopAt, assert_same_checkpoint, assert_same_end
 from test_given_envs import SMALL, Counter
 
@@ -42,10 +45,8 @@ class Counters(VectorEnv):
     ) -> None:
         self.num_envs, self.lengths = len(lengths), np.array(lengths)
         self.metadata = {"autoreset_mode": mode}
-        self.single_observation_space, self.single_action_space = (
-            Counter.observation_space,
-            Counter.action_space,
-        )
+        self.single_observation_space = Counter.observation_space
+        self.single_action_space = Counter.action_space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.times = np.zeros(self.num_envs, np.int64)
@@ -112,32 +113,24 @@ class GloballyRandom(SavableCounters):
         return super()._show(mask)
 
 
-MODES = (
-    "custom same step",
-    "custom disabled",
-    "sync",
-    "async",
-    "async disabled",
-    "wrapped sync",
-    "async same step",
-)
+def makers(lengths: tuple[int, ...] = (2, 3)) -> list[Any]:
+    return [lambda length=length: Counter(length) for length in lengths]
 
 
-def make_vector(mode: str, lengths: tuple[int, ...] = (2, 3)) -> VectorEnv:
-    """A vector environment whose episodes have these lengths."""
-    if mode.startswith("custom"):
-        return Counters(
-            lengths, AutoresetMode.DISABLED if "disabled" in mode else AutoresetMode.SAME_STEP
-        )
-    makers = [lambda length=length: Counter(length) for length in lengths]
-    if mode.startswith("async"):
-        modes = {
-            "async disabled": AutoresetMode.DISABLED,
-            "async same step": AutoresetMode.SAME_STEP,
-        }
-        return AsyncVectorEnv(makers, autoreset_mode=modes.get(mode, AutoresetMode.NEXT_STEP))
-    envs: VectorEnv = SyncVectorEnv(makers)
-    return gym.wrappers.vector.RecordEpisodeStatistics(envs) if mode == "wrapped sync" else envs
+def async_vector(mode: AutoresetMode) -> VectorEnv:
+    return AsyncVectorEnv(makers(), autoreset_mode=mode)
+
+
+VECTORS: dict[str, Callable[[], VectorEnv]] = {
+    "custom same step": Counters,
+    "custom disabled": lambda: Counters(mode=AutoresetMode.DISABLED),
+    "sync": lambda: SyncVectorEnv(makers()),
+    "async": lambda: async_vector(AutoresetMode.NEXT_STEP),
+    "async disabled": lambda: async_vector(AutoresetMode.DISABLED),
+    "async same step": lambda: async_vector(AutoresetMode.SAME_STEP),
+    "wrapped sync": lambda: RecordEpisodeStatistics(SyncVectorEnv(makers())),
+}
+"""Vector environments whose episodes have two and three steps."""
 
 
 def training_env(envs: VectorEnv, eval_env: Any = Counter, **env_kwargs: Any) -> TrainingEnv:
@@ -145,13 +138,10 @@ def training_env(envs: VectorEnv, eval_env: Any = Counter, **env_kwargs: Any) ->
     return make_vector_env(env_id, env_kwargs, num_envs=envs.num_envs)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_no_reset_step_is_stored_and_the_last_observation_is_the_episodes(mode: str) -> None:
-    vector = make_vector(mode)
-    try:
+@pytest.mark.parametrize("kind", VECTORS)
+def test_no_reset_step_is_stored_and_the_last_observation_is_the_episodes(kind: str) -> None:
+    with closing(VECTORS[kind]()) as vector:
         rows, result = collect(training_env(vector, wrappers={"reward": {"scale": 2.0}}), 6)
-    finally:
-        vector.close()
     # Episodes of 2 and 3 steps: time before, time after, and whether the episode ended, worked out by hand.
     assert rows["obs"][..., 0].T.tolist() == [[0, 1, 0, 1, 0, 1], [0, 1, 2, 0, 1, 2]]
     assert rows["next_obs"][..., 0].T.tolist() == [[1, 2, 1, 2, 1, 2], [1, 2, 3, 1, 2, 3]]
@@ -159,10 +149,8 @@ def test_no_reset_step_is_stored_and_the_last_observation_is_the_episodes(mode: 
     assert rows["rewards"].T.tolist() == [[2, 4, 2, 4, 2, 4], [2, 4, 6, 2, 4, 6]]
     assert not rows["truncated"].any()
     assert rows["actions"].any()
-    assert (
-        sorted(zip(result.episode_returns, result.episode_lengths, strict=True))
-        == [(3, 2)] * 3 + [(6, 3)] * 2
-    )
+    episodes = sorted(zip(result.episode_returns, result.episode_lengths, strict=True))
+    assert episodes == [(3, 2)] * 3 + [(6, 3)] * 2
     # Within an episode the next observation is the one that the next step begins with, bit for bit.
     going_on = rows["terminated"][:-1] == 0
     assert np.array_equal(rows["next_obs"][:-1][going_on], rows["obs"][1:][going_on])
@@ -176,59 +164,69 @@ def test_ended_environments_are_reset_by_their_mask() -> None:
 
 class TestRefusals:
     @pytest.mark.parametrize(
-        ("vector", "words"),
+        ("make", "words"),
         [
             (
-                Counters(mode=AutoresetMode.NEXT_STEP),
+                lambda: Counters(mode=AutoresetMode.NEXT_STEP),
                 r"Counters resets in the step after.*SAME_STEP.*reset_mask",
             ),
-            (Counters(mode=None), r"autoreset_mode'\] of Counters is not set.*SAME_STEP"),
             (
-                gym.make_vec("CartPole-v1", num_envs=2),
+                lambda: Counters(mode=None),
+                r"autoreset_mode'\] of Counters is not set.*SAME_STEP",
+            ),
+            (
+                lambda: gym.make_vec("CartPole-v1", num_envs=2),
                 r"CartPoleVectorEnv resets in the step.*vectorization_mode='sync'",
+            ),
+            (
+                lambda: AsyncVectorEnv(makers(), shared_memory=False),
+                "AsyncVectorEnv resets in the step after",
             ),
         ],
     )
-    def test_a_step_that_only_resets_is_refused(self, vector: VectorEnv, words: str) -> None:
-        with pytest.raises(EnvError, match=words):
+    def test_a_step_that_only_resets_is_refused(
+        self, make: Callable[[], VectorEnv], words: str
+    ) -> None:
+        with closing(make()) as vector, pytest.raises(EnvError, match=words):
             PPO(vector, eval_env=Counter, **SMALL)
 
-    def test_gymnasiums_workers_without_shared_memory_are_refused(self) -> None:
-        vector = AsyncVectorEnv([Counter, Counter], shared_memory=False)
-        try:
-            with pytest.raises(EnvError, match="AsyncVectorEnv resets in the step after"):
-                PPO(vector, eval_env=Counter, **SMALL)
-        finally:
-            vector.close()
+    @pytest.mark.parametrize(
+        ("make", "settings", "words"),
+        [
+            (Counters, {}, r"this Counters has no spec .*: pass eval_env=\.\.\."),
+            (
+                lambda: RecordEpisodeStatistics(gym.make_vec("Pendulum-v1", 2, "sync")),
+                {},
+                r"pass eval_env=\.\.\.",
+            ),
+            (
+                Counters,
+                {"eval_env": "CartPole-v1"},
+                "the evaluation environment has the space",
+            ),
+            (Counters, {"eval_env": Counters()}, "eval_env cannot be a Counters"),
+            (
+                Counters,
+                {"eval_env": Counter, "num_envs": 3},
+                "num_envs=3 is given beside a vector environment of 2: leave it out",
+            ),
+        ],
+    )
+    def test_evaluation_and_number_of_environments(
+        self, make: Callable[[], VectorEnv], settings: dict[str, Any], words: str
+    ) -> None:
+        with pytest.raises(RLTrainingError, match=words):
+            PPO(make(), **settings, **SMALL)
 
-    def test_evaluation_needs_single_environments_with_its_spaces(self) -> None:
-        with pytest.raises(
-            ConfigError, match=r"this Counters has no spec .*: pass eval_env=\.\.\."
-        ):
-            PPO(Counters(), **SMALL)
+    def test_a_configuration_is_checked_alike(self) -> None:
         with pytest.raises(ConfigError, match="this Counters has no spec"):
             TrainConfig(algo="ppo", env_id=Counters())
-        wrapped = gym.wrappers.vector.RecordEpisodeStatistics(
-            gym.make_vec("Pendulum-v1", 2, "sync")
-        )
-        with pytest.raises(ConfigError, match=r"pass eval_env=\.\.\."):
-            PPO(wrapped, **SMALL)
-        with pytest.raises(EnvError, match="the evaluation environment has the space"):
-            PPO(Counters(), eval_env="CartPole-v1", **SMALL)
-        with pytest.raises(ConfigError, match="eval_env cannot be a Counters"):
-            PPO(Counters(), eval_env=Counters(), **SMALL)
 
-    def test_its_number_of_environments_is_its_own(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            ConfigError, match="num_envs=3 is given beside a vector environment of 2: leave it out"
-        ):
-            PPO(Counters(), eval_env=Counter, num_envs=3, **SMALL)
+    def test_its_number_of_environments_is_its_own(self) -> None:
         env_id = register_env("python:Two", Counters(), eval_env=Counter)
-        agent = PPO(env_id, output_dir=tmp_path, **SMALL)
-        with pytest.raises(
-            ConfigError, match="num_envs is 1, but the vector environment has 2: use that number"
-        ):
-            agent.learn()
+        words = "num_envs is 1, but the vector environment has 2: use that number"
+        with pytest.raises(ConfigError, match=words):
+            make_vector_env(env_id)
 
     @pytest.mark.parametrize(
         "env_kwargs",
@@ -240,66 +238,60 @@ class TestRefusals:
             {"wrappers": {"list": ["gymnasium.wrappers:FlattenObservation"]}},
         ],
     )
-    def test_settings_that_it_would_ignore(
-        self, env_kwargs: dict[str, Any], tmp_path: Path
-    ) -> None:
+    def test_settings_that_it_would_ignore(self, env_kwargs: dict[str, Any]) -> None:
+        words = r"env_kwargs\.\S+ not supported with a vector environment"
+        with pytest.raises(ConfigError, match=words):
+            training_env(Counters(), **env_kwargs)
+
+    def test_they_are_refused_before_a_run_has_a_folder(self, tmp_path: Path) -> None:
         agent = PPO(
-            Counters(), eval_env=Counter, env_kwargs=env_kwargs, output_dir=tmp_path, **SMALL
+            Counters(),
+            eval_env=Counter,
+            env_kwargs={"length": 3},
+            output_dir=tmp_path,
+            **SMALL,
         )
-        with pytest.raises(
-            ConfigError, match=r"env_kwargs\.\S+ not supported with a vector environment"
-        ):
+        with pytest.raises(ConfigError, match="not supported"):
             agent.learn()
         assert not list(tmp_path.iterdir())
 
     @pytest.mark.parametrize(
-        ("change", "words"),
+        ("call", "answer", "words"),
         [
             (
-                {
-                    "step": lambda self, actions: (
-                        self.shown,
-                        0.0,
-                        self.times > 9,
-                        self.times > 9,
-                        {},
-                    )
-                },
+                "step",
+                lambda self: (self.shown, 0.0, self.times > 9, self.times > 9, {}),
                 "rewards have the",
             ),
             (
-                {"step": lambda self, actions: (self.shown, self.times)},
+                "step",
+                lambda self: (self.shown, self.times),
                 "it should return obs, rewards, terminated",
             ),
-            ({"step": lambda self, actions: 1 / 0}, "ZeroDivisionError"),
+            ("step", lambda self: 1 / 0, "ZeroDivisionError"),
             (
-                {"reset": lambda self, **more: (np.zeros((3, 2), np.float32), {})},
-                "it returned 3 observations, not 2",
-            ),
-            ({"reset": lambda self, **more: (np.zeros((2, 4), np.float32), {})}, "observation 0"),
-            ({"reset": lambda self, **more: np.zeros((2, 2))}, "it should return obs, infos"),
-            (
-                {
-                    "step": lambda self, actions: (
-                        self.shown,
-                        self.times,
-                        self.times < 9,
-                        self.times > 9,
-                        {},
-                    )
-                },
+                "step",
+                lambda self: (self.shown, self.times, self.times < 9, self.times > 9, {}),
                 "its infos have no 'final_obs'",
             ),
+            ("reset", lambda self: (zeros(3, 2), {}), "it returned 3 observations, not 2"),
+            ("reset", lambda self: (zeros(2, 4), {}), "observation 0"),
+            ("reset", lambda self: zeros(2, 2), "it should return obs, infos"),
         ],
     )
     def test_wrong_answers_are_named(
-        self, change: dict[str, Any], words: str, tmp_path: Path
+        self, call: str, answer: Callable[..., Any], words: str
     ) -> None:
-        vector = type("Counters", (Counters,), change)()
+        method = {call: lambda self, *actions, **options: answer(self)}
+        envs = training_env(type("Counters", (Counters,), method)())
         with pytest.raises(RLTrainingError) as caught:
-            PPO(vector, eval_env=Counter, output_dir=tmp_path, **SMALL).learn()
-        assert "vector environment Counters failed in" in str(caught.value)
+            collect(envs, 1)
+        assert f"vector environment Counters failed in {call}" in str(caught.value)
         assert words in str(caught.value)
+
+
+def zeros(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.float32)
 
 
 def train(vector: VectorEnv, folder: Path, **more: Any) -> Any:
@@ -339,18 +331,14 @@ class TestResuming:
     def test_without_a_state_it_is_approximate_from_the_first_step(
         self, kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        vector = make_vector(kind)
-        try:
-            agent = PPO(
-                vector, eval_env=Counter, output_dir=tmp_path, **{**SMALL, "progress": True}
-            )
+        settings = {**SMALL, "progress": True}
+        with closing(VECTORS[kind]()) as vector:
+            agent = PPO(vector, eval_env=Counter, output_dir=tmp_path, **settings)
             part = agent.learn(callbacks=[StopAt(40, "collect")])
             assert exactness(part.run_dir) == "approximate"
             assert "has no get_state and set_state" in " ".join(capfd.readouterr().err.split())
             again = agent.learn()
             assert again.metrics["global_step"] == 96
-        finally:
-            vector.close()
         assert load_checkpoint(again.checkpoint_path).metadata["exactness"] == "approximate"
         assert "a resumed run starts new episodes" in " ".join(capfd.readouterr().err.split())
 
@@ -427,11 +415,13 @@ class TestUse:
             TrainConfig(algo="ppo", env_id=vector, num_envs=4)
 
     def test_dictionaries_are_stored_alike(self) -> None:
-        single, vector = (
-            training_env(make_dicts(kind), lambda: AsDict(Counter()))
-            for kind in ("pooled", "batch")
+        def envs() -> VectorEnv:
+            return SyncVectorEnv([lambda make=make: AsDict(make()) for make in makers()])
+
+        rows, other = (
+            collect(training_env(vector, lambda: AsDict(Counter())), 6)[0]
+            for vector in (envs(), RecordEpisodeStatistics(envs()))
         )
-        rows, other = collect(single, 6)[0], collect(vector, 6)[0]
         for name in rows:
             assert np.array_equal(rows[name], other[name]), name
 
@@ -447,12 +437,6 @@ class AsDict(gym.ObservationWrapper):
 
     def observation(self, obs: Any) -> Any:
         return {"now": obs}
-
-
-def make_dicts(kind: str) -> VectorEnv:
-    makers = [lambda length=length: AsDict(Counter(length)) for length in (2, 3)]
-    envs: VectorEnv = SyncVectorEnv(makers)
-    return envs if kind == "pooled" else gym.wrappers.vector.RecordEpisodeStatistics(envs)
 
 
 def test_the_example_of_the_page_survives_a_kill(tmp_path: Path) -> None:
