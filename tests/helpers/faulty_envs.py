@@ -8,12 +8,12 @@ import random
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
+from toy_envs import make_once
 
 
 class Walk(gym.Env):
@@ -25,9 +25,13 @@ class Walk(gym.Env):
         self.place, self.time = np.zeros(2), 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        self.begin(seed)
         super().reset(seed=seed)
         self.place, self.time = self.np_random.normal(size=2), 0
         return self.place.copy(), {}
+
+    def begin(self, seed: int | None) -> None:
+        """Called before each reset."""
 
     def step(self, action: Any) -> tuple[Any, ...]:
         self.time += 1
@@ -74,10 +78,20 @@ class WallClock(Walk):
         return time.perf_counter_ns() % 1000 / 1000
 
 
-class WallClockReward(Walk):
+class Scored(Walk):
+    """A walk whose rewards come from one place that no checkpoint holds: the observations tell nothing of it."""
+
     def step(self, action: Any) -> tuple[Any, ...]:
         obs, _, *rest = super().step(action)
-        return (obs, time.perf_counter_ns() % 1000 / 1000, *rest)
+        return (obs, self.score(), *rest)
+
+    def score(self) -> float:
+        raise NotImplementedError
+
+
+class WallClockReward(Scored):
+    def score(self) -> float:
+        return time.perf_counter_ns() % 1000 / 1000
 
 
 class OwnGenerator(Walk):
@@ -100,11 +114,10 @@ class Curriculum(Walk):
         super().__init__()
         self.episodes, self.recent, self.seen = 0, [(0, 0.0)], {"best": 0.0}
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+    def begin(self, seed: int | None) -> None:
         self.episodes += 1
         self.recent = [*self.recent, (self.episodes, float(self.place[0]))][-3:]
         self.seen["best"] = max(self.seen["best"], float(self.place[0]))
-        return super().reset(seed=seed)
 
     def noise(self) -> Any:
         assert all(isinstance(pair, tuple) for pair in self.recent)
@@ -125,20 +138,18 @@ class Middle:
         self.inner = Inner()
 
 
-class Hidden(Walk):
+class Hidden(Scored):
     """Counts its episodes where no one looks: in an object inside an object."""
 
     def __init__(self) -> None:
         super().__init__()
         self.middle = Middle()
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+    def begin(self, seed: int | None) -> None:
         self.middle.inner.count += 1
-        return super().reset(seed=seed)
 
-    def step(self, action: Any) -> tuple[Any, ...]:
-        obs, _, terminated, truncated, info = super().step(action)
-        return obs, float(self.middle.inner.count), terminated, truncated, info
+    def score(self) -> float:
+        return float(self.middle.inner.count)
 
 
 class Remembering(Walk):
@@ -148,9 +159,8 @@ class Remembering(Walk):
         super().__init__()
         self.episodes, self.chance = 0, np.random.default_rng(5)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+    def begin(self, seed: int | None) -> None:
         self.episodes += 1
-        return super().reset(seed=seed)
 
     def noise(self) -> Any:
         return self.chance.normal(size=2) + 0.1 * self.episodes
@@ -163,34 +173,31 @@ class FailsOnSeed(Walk):
         super().__init__()
         self.fault, self.seeds, self.once, self.will_fail = fault, seeds, once, False
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+    def begin(self, seed: int | None) -> None:
         if seed is not None:
             self.will_fail = seed in self.seeds
-        return super().reset(seed=seed)
 
     def step(self, action: Any) -> tuple[Any, ...]:
         obs, reward, _, truncated, info = super().step(action)
         result = obs, reward, False, truncated, info
         if self.time != 3 or not self.will_fail:
             return result
-        if self.once is not None:
-            try:
-                Path(self.once).touch(exist_ok=False)
-            except FileExistsError:
-                return result
+        if self.once is not None and not make_once(self.once):
+            return result
         if self.fault == "raise":
             raise ZeroDivisionError("the simulator exploded")
         if self.fault == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
         if self.fault == "hang":
             time.sleep(1000)
-        if self.fault == "shape":
-            return (np.zeros(3), *result[1:])
-        if self.fault == "nan observation":
-            return (np.full_like(obs, np.nan), *result[1:])
-        if self.fault == "nan reward":
-            return (obs, float("nan"), *result[2:])
-        sys.exit(0)
+        if self.fault == "exit":
+            sys.exit(0)
+        wrong = {
+            "shape": (np.zeros(3), reward),
+            "nan observation": (np.full_like(obs, np.nan), reward),
+            "nan reward": (obs, float("nan")),
+        }
+        return (*wrong[self.fault], *result[2:])
 
 
 class Ends(Walk):
@@ -201,9 +208,8 @@ class Ends(Walk):
         super().__init__()
         self.end("__init__")
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+    def begin(self, seed: int | None) -> None:
         self.end("reset")
-        return super().reset(seed=seed)
 
     def step(self, action: Any) -> tuple[Any, ...]:
         self.end("step")
@@ -217,17 +223,6 @@ class Ends(Walk):
             if self.leaves:
                 sys.exit(0)
             raise RuntimeError("the simulator exploded")
-
-
-class Scored(Walk):
-    """A walk whose rewards come from one place that no checkpoint holds: the observations tell nothing of it."""
-
-    def step(self, action: Any) -> tuple[Any, ...]:
-        obs, _, terminated, truncated, info = super().step(action)
-        return obs, self.score(), terminated, truncated, info
-
-    def score(self) -> float:
-        raise NotImplementedError
 
 
 class TorchChance(Scored):
@@ -257,9 +252,8 @@ class ModuleTable(Scored):
 class ClassCounter(Scored):
     count = 0
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+    def begin(self, seed: int | None) -> None:
         type(self).count += 1
-        return super().reset(seed=seed)
 
     def score(self) -> float:
         return float(self.count)

@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+from toy_envs import Step, Timed, make_once
 
 from rl_training.spaces.spec import describe_action
 
@@ -19,19 +20,9 @@ ACTION_SPACES = {
     "multi_binary": lambda: MultiBinary(3),
     "box": lambda: Box(-1.0, 1.0, (2,), np.float32),
 }
-NO_MASK = "none"
 
 
-def make_once(path: str) -> bool:
-    """Make a file; whether it did not exist: of several processes, one only is the first."""
-    try:
-        Path(path).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
-
-
-class RandomMasks(gym.Env):
+class RandomMasks(Timed):
     """Random observations, and random masks of which each component permits one option at least.
 
     `source` is where the mask is given. An invalid action is noted in the file `notes`. The first component of an
@@ -55,7 +46,6 @@ class RandomMasks(gym.Env):
         spec = describe_action(self.action_space)
         self.choices, self.start = spec.choices, spec.start
         self.mask = np.ones(spec.num_options, np.bool_)
-        self.time = 0
         self.observation_space = self._space()
         if source == "method":
             self.action_masks = self._current_mask
@@ -69,30 +59,20 @@ class RandomMasks(gym.Env):
             parts["action_mask"] = Box(0, 1, (len(self.mask),), np.int8)
         return vector if parts is None else Dict(parts)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
-        super().reset(seed=seed)
-        self.time = 0
-        return self._observe(), self._info()
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+    def step(self, action: Any) -> Step:
         assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
         if self.choices:
             self._note(action)
         self.time += 1
         terminated = bool(self.np_random.random() < self.end_probability)
         truncated = self.time >= self.length and not terminated
-        obs = self._observe()
+        obs = self.observe()
         if (terminated or truncated) and self.final != "random":
             self.mask[:] = self.final == "all"
             obs = self._with_mask(obs)
         reward = float(self.np_random.normal() + np.sum(action))
-        return (
-            obs,
-            reward,
-            terminated,
-            truncated,
-            {**self._info(), "number": self.time, "pair": [self.time, 1.0]},
-        )
+        info = {**self.info(), "number": self.time, "pair": [self.time, 1.0]}
+        return obs, reward, terminated, truncated, info
 
     def _note(self, action: Any) -> None:
         chosen = (np.asarray(action) - self.start).reshape(-1) + np.cumsum([0, *self.choices[:-1]])
@@ -100,7 +80,7 @@ class RandomMasks(gym.Env):
             with Path(self.notes).open("a") as file:
                 file.write(f"{os.getpid()}: {action} where {self.mask.astype(int)}\n")
 
-    def _observe(self) -> Any:
+    def observe(self) -> Any:
         """Draw the mask and the observation."""
         parts = []
         for count in self.choices:
@@ -111,11 +91,8 @@ class RandomMasks(gym.Env):
         vector = np.array([self.time, *self.np_random.normal(size=2)], np.float32)
         if self.kind == "image":
             return np.full((36, 36, 1), 20 * self.time + int(self.np_random.integers(20)), np.uint8)
-        return (
-            self._with_mask({"vector": vector})
-            if isinstance(self.observation_space, Dict)
-            else vector
-        )
+        is_dict = isinstance(self.observation_space, Dict)
+        return self._with_mask({"vector": vector}) if is_dict else vector
 
     def _with_mask(self, obs: Any) -> Any:
         return {**obs, "action_mask": self.mask.astype(np.int8)} if self.source == "dict" else obs
@@ -123,13 +100,10 @@ class RandomMasks(gym.Env):
     def _current_mask(self) -> np.ndarray:
         return self.mask
 
-    def _info(self) -> dict[str, Any]:
+    def info(self) -> dict[str, Any]:
         if self.source == "parts":
-            return {
-                "action_mask": tuple(
-                    np.split(self.mask.astype(np.int8), np.cumsum(self.choices)[:-1])
-                )
-            }
+            parts = np.split(self.mask.astype(np.int8), np.cumsum(self.choices)[:-1])
+            return {"action_mask": tuple(parts)}
         return {"action_mask": self.mask} if self.source == "info" else {}
 
 
@@ -140,9 +114,9 @@ class BadMasks(RandomMasks):
         super().__init__(end_probability=0.0, length=1000, **options)
         self.fault, self.at = fault, at
 
-    def _info(self) -> dict[str, Any]:
+    def info(self) -> dict[str, Any]:
         if self.at == "step" and self.time < 3:
-            return super()._info()
+            return super().info()
         if self.fault == "missing":
             return {}
         wrong = {
@@ -179,7 +153,7 @@ class FailingMasks(RandomMasks):
         super().__init__(**options)
         self.once, self.total = once, 0
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+    def step(self, action: Any) -> Step:
         self.total += 1
         if self.total >= 5 and make_once(self.once):
             raise ZeroDivisionError("the simulator exploded")

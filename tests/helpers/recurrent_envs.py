@@ -7,7 +7,8 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from masked_envs import RandomMasks, make_once
+from masked_envs import RandomMasks
+from toy_envs import Timed, make_once
 
 from rl_training.envs.toys import HiddenTarget
 
@@ -59,24 +60,22 @@ class FailingTarget(HiddenTarget):
         return super().step(action)
 
 
-class Drifting(gym.Env):
+class Drifting(Timed):
     """Cannot be restored exactly: the length of an episode comes from a file, which counts the episodes."""
 
     def __init__(self, counter: str) -> None:
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
         self.action_space = gym.spaces.Discrete(3)
-        self.counter, self.time = counter, 0
+        self.counter = counter
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
+    def reset(self, **options: Any) -> Any:
         with Path(self.counter).open("a") as file:
             file.write(".")
-        self.time = 0
-        return self._observe(), {}
+        return super().reset(**options)
 
     def step(self, action: Any) -> Any:
         self.time += 1
-        return self._observe(), 1.0, False, self.time >= 30, {}
+        return self.observe(), 1.0, False, self.time >= 30, {}
 
-    def _observe(self) -> Any:
+    def observe(self) -> Any:
         return np.array([self.time, len(Path(self.counter).read_text())], np.float32)

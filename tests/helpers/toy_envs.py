@@ -15,8 +15,36 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 
 from rl_training.envs.goals import PointGoalEnv
 
+Step = tuple[Any, float, bool, bool, dict]
 
-class CountingEnv(gym.Env):
+
+def make_once(path: str) -> bool:
+    """Make a file; whether it did not exist: of several processes, one only is the first."""
+    try:
+        Path(path).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+class Timed(gym.Env):
+    """Counts the steps of each episode."""
+
+    time = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        self.time = 0
+        return self.observe(), self.info()
+
+    def observe(self) -> Any:
+        raise NotImplementedError
+
+    def info(self) -> dict[str, Any]:
+        return {}
+
+
+class CountingEnv(Timed):
     """Observations tell which episode and step they belong to: [episode, step]. Each episode has its own length."""
 
     def __init__(
@@ -24,32 +52,24 @@ class CountingEnv(gym.Env):
     ) -> None:
         self.observation_space = Box(0, np.inf, (2,), np.float32)
         self.action_space = Box(-1, 1, (1,), np.float32) if continuous else Discrete(2)
-        self.lengths, self.ending = lengths, ending
-        self.episode, self.step_count = -1, 0
+        self.lengths, self.ending, self.episode = lengths, ending, -1
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)
+    def reset(self, **options: Any) -> tuple[Any, dict]:
         self.episode += 1
-        self.step_count = 0
-        return self._obs(), {}
+        return super().reset(**options)
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
-        self.step_count += 1
-        ended = self.step_count >= self.lengths[self.episode % len(self.lengths)]
+    def step(self, action: Any) -> Step:
+        self.time += 1
+        ended = self.time >= self.lengths[self.episode % len(self.lengths)]
         terminates = self.ending == "terminate" or (self.ending == "both" and self.episode % 2 == 0)
-        return (
-            self._obs(),
-            float(self.step_count),
-            ended and terminates,
-            ended and not terminates,
-            {},
-        )
+        endings = ended and terminates, ended and not terminates
+        return self.observe(), float(self.time), *endings, {}
 
-    def _obs(self) -> np.ndarray:
-        return np.array([self.episode, self.step_count], np.float32)
+    def observe(self) -> np.ndarray:
+        return np.array([self.episode, self.time], np.float32)
 
 
-class ConstantRewardEnv(gym.Env):
+class ConstantRewardEnv(Timed):
     """Reward 1 for five steps; then the episode is truncated, or terminates.
 
     A truncated world looks the same at every step, since it goes on for ever. A terminating one shows the time.
@@ -59,29 +79,18 @@ class ConstantRewardEnv(gym.Env):
         self.observation_space = Box(0, 2, (1,), np.float32)
         self.action_space = Box(-1, 1, (1,), np.float32) if continuous else Discrete(2)
         self.ending = ending
-        self.time = 0
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)
-        self.time = 0
-        return self._obs(), {}
-
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+    def step(self, action: Any) -> Step:
         self.time += 1
         ended = self.time >= 5
-        return (
-            self._obs(),
-            1.0,
-            ended and self.ending == "terminate",
-            ended and self.ending == "truncate",
-            {},
-        )
+        endings = ended and self.ending == "terminate", ended and self.ending == "truncate"
+        return self.observe(), 1.0, *endings, {}
 
-    def _obs(self) -> np.ndarray:
+    def observe(self) -> np.ndarray:
         return np.array([self.time / 5 if self.ending == "terminate" else 1.0], np.float32)
 
 
-class NoisyEnv(gym.Env):
+class NoisyEnv(Timed):
     """Random observations and rewards from the environment's own generator, for any action space."""
 
     def __init__(self, action: str = "discrete", length: int = 7) -> None:
@@ -92,31 +101,23 @@ class NoisyEnv(gym.Env):
             "box": Box(np.array([-2.0, 0.0]), np.array([2.0, 5.0]), dtype=np.float64),
             "unbounded": Box(-np.inf, np.inf, (2,), np.float32),
         }[action]
-        self.length, self.time = length, 0
+        self.length = length
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)
-        self.time = 0
-        return self.np_random.normal(size=3), {}
-
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+    def step(self, action: Any) -> Step:
         assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
         self.time += 1
         terminated = bool(self.np_random.random() < 0.1)
-        obs = self.np_random.normal(size=3)
-        return (
-            obs,
-            float(self.np_random.normal()),
-            terminated,
-            self.time >= self.length,
-            {"x": 1, "y": 2.0},
-        )
+        obs, reward = self.observe(), float(self.np_random.normal())
+        return obs, reward, terminated, self.time >= self.length, {"x": 1, "y": 2.0}
+
+    def observe(self) -> np.ndarray:
+        return self.np_random.normal(size=3)
 
 
 class BrokenEnv(NoisyEnv):
     """Raises after a few steps."""
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+    def step(self, action: Any) -> Step:
         if self.time >= 3:
             raise ZeroDivisionError("the simulator exploded")
         return super().step(action)
@@ -125,7 +126,7 @@ class BrokenEnv(NoisyEnv):
 class BrokenGoalEnv(PointGoalEnv):
     """Raises after a few steps."""
 
-    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict]:
+    def step(self, action: Any) -> Step:
         if self._steps >= 3:
             raise ZeroDivisionError("the simulator exploded")
         return super().step(action)
@@ -144,10 +145,10 @@ class FaultyEnv(NoisyEnv):
         super().__init__(action)
         self.fault, self.after, self.once, self.total = fault, after, once, 0
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+    def step(self, action: Any) -> Step:
         self.total += 1
         obs, reward, terminated, truncated, info = super().step(action)
-        if self.total < self.after or not self.is_first():
+        if self.total < self.after or (self.once and not make_once(self.once)):
             return obs, reward, terminated, truncated, info
         if self.fault == "raise":
             raise ZeroDivisionError("the simulator exploded")
@@ -170,19 +171,10 @@ class FaultyEnv(NoisyEnv):
             reward = bad
         return obs, reward, terminated, truncated, info
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+    def reset(self, **options: Any) -> tuple[Any, dict]:
         if self.fault == "raise in reset" and self.total >= self.after:
             raise ZeroDivisionError("nothing to begin with")
-        return super().reset(seed=seed, options=options)
-
-    def is_first(self) -> bool:
-        """Whether no environment that shares the file has failed yet."""
-        try:
-            if self.once:
-                Path(self.once).touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
+        return super().reset(**options)
 
     def wait_for_ever(self) -> None:
         while True:
@@ -194,12 +186,10 @@ class SlowEnv(NoisyEnv):
 
     def __init__(self, seconds: float, hangs_at: int = -1) -> None:
         super().__init__(length=1000)
-        self.seconds, self.hangs = (
-            seconds,
-            lambda: self.time == hangs_at,
-        )  # no attribute that a restore changes
+        self.seconds = seconds
+        self.hangs = lambda: self.time == hangs_at  # no attribute that a restore changes
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+    def step(self, action: Any) -> Step:
         obs, reward, _, truncated, info = super().step(action)
         time.sleep(1000.0 if self.hangs() else self.seconds)
         return obs, reward, False, truncated, info
@@ -214,7 +204,7 @@ class OnlyHereEnv(NoisyEnv):
             raise RuntimeError("it fails only in a worker")
 
 
-class NestedEnv(gym.Env):
+class NestedEnv(Timed):
     """Random observations of named and numbered parts, with categories among them."""
 
     def __init__(self, length: int = 7) -> None:
@@ -224,24 +214,14 @@ class NestedEnv(gym.Env):
             parts=Tuple([Box(-np.inf, np.inf, (1, 2), np.float32), MultiDiscrete([2, 2])]),
         )
         self.action_space = Box(-2.0, 2.0, (1,), np.float32)
-        self.length, self.time = length, 0
+        self.length = length
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict]:
-        super().reset(seed=seed)
-        self.time = 0
-        return self._obs(), {}
-
-    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict]:
+    def step(self, action: Any) -> Step:
         self.time += 1
-        return self._obs(), float(self.np_random.normal()), False, self.time >= self.length, {}
+        obs, reward = self.observe(), float(self.np_random.normal())
+        return obs, reward, False, self.time >= self.length, {}
 
-    def _obs(self) -> dict[str, Any]:
-        parts = (
-            self.np_random.normal(size=(1, 2)).astype(np.float32),
-            self.np_random.integers(0, 2, 2),
-        )
-        return {
-            "position": self.np_random.normal(size=2),
-            "mode": int(self.np_random.integers(3)),
-            "parts": parts,
-        }
+    def observe(self) -> dict[str, Any]:
+        rng = self.np_random
+        parts = rng.normal(size=(1, 2)).astype(np.float32), rng.integers(0, 2, 2)
+        return {"position": rng.normal(size=2), "mode": int(rng.integers(3)), "parts": parts}
