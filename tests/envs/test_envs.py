@@ -8,9 +8,9 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from collecting import collect
 from conftest import HELPERS
 from gymnasium.vector import AutoresetMode
+from stored_steps import collect
 
 from rl_training.envs.factory import EnvSource, make_env, make_vector_env
 from rl_training.errors import ConfigError, EnvError

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from conftest import TESTS, small_config
 from run_tools import StopAt, assert_same_end
+from stored_steps import collect
 
 from rl_training import PPO, DefaultExperimentManager, TrainConfig
 from rl_training.cli import main
@@ -108,6 +110,26 @@ def local_class() -> type[gym.Env]:
 
 
 INNER = local_class()
+IMPORTS = (
+    f"import sys\n\nsys.path += [{str(TESTS / 'envs')!r}, {str(TESTS)!r}]\n"
+    "from test_given_envs import SMALL, Counter\n"
+)
+"""How a file or process of its own begins that uses what stands above."""
+
+
+def run_python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+
+
+def plugin_that_registers(env_id: str, length: int, path: Path) -> Path:
+    path.write_text(
+        f"{IMPORTS}from rl_training.envs import register_env\n\n\n"
+        f"def make():\n    return Counter({length})\n\n\nregister_env({env_id!r}, make)\n"
+    )
+    return path
+
+
 OBJECTS: dict[str, tuple[Any, str, float]] = {
     "class": (Counter, f"{__name__}:Counter", 5),
     "function": (make_counter, f"{__name__}:make_counter", 4),
@@ -223,11 +245,8 @@ class TestWorkers:
 
     def test_an_instance_is_sent_too(self) -> None:
         env_id = register_env("python:Seven", Counter(7))
-        envs = make_vector_env(env_id, {"backend": "async"}, num_envs=2)
-        try:
-            assert np.array_equal(envs.reset(seed=1)[0][:, 0], [0, 0])
-        finally:
-            envs.close()
+        with closing(make_vector_env(env_id, {"backend": "async"}, num_envs=2)) as envs:
+            assert collect(envs, 7)[0]["terminated"].sum(0).tolist() == [1, 1]
 
     def test_what_cannot_be_sent_is_refused_with_the_remedy(self, tmp_path: Path) -> None:
         agent = PPO(
@@ -293,12 +312,7 @@ class TestOtherProcesses:
     def test_a_plugin_registers_it_for_the_command_line(
         self, finished: Path, tmp_path: Path
     ) -> None:
-        plugin = tmp_path / "again.py"
-        plugin.write_text(
-            f"import sys\n\nsys.path.append({str(TESTS / 'envs')!r})\n"
-            "from test_given_envs import Counter\n\nfrom rl_training.envs import register_env\n\n\n"
-            "def make():\n    return Counter(6)\n\n\nregister_env('python:lambda', make)\n"
-        )
+        plugin = plugin_that_registers("python:lambda", 6, tmp_path / "again.py")
         assert main(["eval", str(finished)]) == 2
         assert main(["resume", str(finished), "--plugin", str(plugin)]) == 0
         assert json.loads((finished / "metadata.json").read_text())["status"] == "finished"
@@ -335,46 +349,29 @@ def test_a_bad_id_is_refused() -> None:
 def test_a_script_of_its_own_trains_in_worker_processes(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        f"import sys\n\nsys.path.append({str(TESTS / 'envs')!r})\nsys.path.append({str(TESTS)!r})\n"
-        "from test_given_envs import SMALL, Counter\n\nfrom rl_training import PPO\n\n\n"
+        f"{IMPORTS}from rl_training import PPO\n\n\n"
         "class Mine(Counter):\n    pass\n\n\n"
         "if __name__ == '__main__':\n"
         "    agent = PPO(Mine, env_kwargs={'backend': 'async'}, output_dir='runs', **SMALL)\n"
         "    print(agent.config.env_id, agent.learn().metrics['eval_length_mean'])\n"
     )
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
+    done = run_python(str(script), folder=tmp_path)
     assert done.stdout.split() == ["python:Mine", "5.0"], done.stderr
 
 
 def test_a_plugin_gives_an_object_to_worker_processes(tmp_path: Path) -> None:
-    path = tmp_path / "registers.py"
-    path.write_text(
-        f"import sys\n\nsys.path += [{str(TESTS / 'envs')!r}, {str(TESTS)!r}]\n"
-        "from test_given_envs import Counter\n\nfrom rl_training.envs import register_env\n\n\n"
-        "def make():\n    return Counter(3)\n\n\nregister_env('python:Three', make)\n"
-    )
-    load_code(str(path))
-    envs = make_vector_env("python:Three", {"backend": "async"}, num_envs=1)
-    try:
-        envs.reset(seed=1)
-        ends = [bool(envs.step(np.zeros(1, np.int64))[2][0]) for _ in range(3)]
-    finally:
-        envs.close()
-    assert ends == [False, False, True]
+    load_code(str(plugin_that_registers("python:Three", 3, tmp_path / "registers.py")))
+    with closing(make_vector_env("python:Three", {"backend": "async"})) as envs:
+        assert collect(envs, 3)[0]["terminated"].tolist() == [[False], [False], [True]]
 
 
 def test_objects_of_no_file_are_refused_for_worker_processes(tmp_path: Path) -> None:
     code = (
-        f"import sys\nsys.path += [{str(TESTS / 'envs')!r}, {str(TESTS)!r}]\n"
-        "from test_given_envs import SMALL, Counter\nfrom rl_training import PPO\n"
+        f"{IMPORTS}from rl_training import PPO\n"
         "class Mine(Counter): pass\n"
         "PPO(Mine, env_kwargs={'backend': 'async'}, output_dir='runs', **SMALL).learn()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
+    done = run_python("-c", code, folder=tmp_path)
     assert (
         "cannot be sent to the worker processes of backend: async (it is defined in no file)"
         in done.stderr

@@ -14,12 +14,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import warm
-from collecting import collect
 from conftest import TESTS
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from run_tools import StopAt, assert_same_checkpoint, assert_same_end
+from stored_steps import collect
 from test_given_envs import SMALL, Counter
 
 from rl_training import PPO, SAC, TrainConfig

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from collecting import collect
 from conftest import HELPERS, small_config
 from gymnasium.spaces import Box, Dict, Discrete
+from stored_steps import collect
 
 from rl_training.algorithms.dqn import DQNAlgorithm, DQNConfig
 from rl_training.algorithms.ppo import PPOAlgorithm

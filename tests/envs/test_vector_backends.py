@@ -13,11 +13,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from collecting import collect
 from conftest import HELPERS, small_config
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from run_tools import StopAt, assert_same_end
+from stored_steps import collect
 
 from rl_training.diagnostics.env_doctor import check_environment
 from rl_training.envs.factory import make_vector_env

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,82 +29,72 @@ from rl_training.runtime.run import run_training
 from rl_training.runtime.trainer import TrainerState
 from rl_training.spaces.spec import describe_spaces
 
-FAULTY = f"{HELPERS / 'toy_envs.py'}:FaultyEnv"
+TOYS = HELPERS / "toy_envs.py"
+FAULTY, SLOW = f"{TOYS}:FaultyEnv", f"{TOYS}:SlowEnv"
 
 
 def faulty(backend: str, fault: str, **options: Any) -> dict[str, Any]:
     return {"backend": backend, "fault": fault, "worker_timeout": 2.0, **options}
 
 
-def run_into(fault: str, backend: str, num_envs: int = 3) -> str:
+def run_into(fault: str, backend: str) -> str:
     """Step until the fault; returns the message, after seeing that no process is left."""
-    envs = make_vector_env(FAULTY, faulty(backend, fault), num_envs=num_envs)
-    envs.reset(seed=[11, 22, 33][:num_envs])
-    message = ""
-    try:
-        for _ in range(10):
-            envs.step(np.zeros(num_envs, np.int64))
-    except EnvError as error:
-        message = str(error)
+    envs = make_vector_env(FAULTY, faulty(backend, fault), num_envs=3)
+    envs.reset(seed=[11, 22, 33])
+    with pytest.raises(EnvError) as caught:
+        _ = [envs.step(np.zeros(3, np.int64)) for _ in range(10)]
     envs.close()
     assert not multiprocessing.active_children()
-    return message
+    return str(caught.value)
+
+
+TRACE = "its own traceback"
+EXPLODED = (
+    "failed in step: it raised ZeroDivisionError: the simulator exploded",
+    "its seed: 11",
+    "its last action: 0",
+    TRACE,
+    'toy_envs.py", line',
+    'raise ZeroDivisionError("the simulator exploded")',
+)
+EVERYWHERE: dict[str, tuple[str, ...]] = {
+    "raise": EXPLODED,
+    "raise in reset": ("failed in reset: it raised ZeroDivisionError: nothing to begin with",),
+    "raise base": ("failed in step: it raised SimulatorStopped: the simulator stopped",),
+    "sys.exit": ("failed in step: it raised SystemExit: enough",),
+}
+IN_WORKERS: dict[str, tuple[str, ...]] = {
+    "exit": ("failed in step: its process exited with code 3", "its seed: 11"),
+    "crash": ("its process exited with code -11", "its seed: 11", TRACE, "in step"),
+    "hang": (
+        "it hung: no answer in 2 seconds (env_kwargs.worker_timeout)",
+        TRACE,
+        "in wait_for_ever",
+    ),
+}
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "backend"),
     [
-        ("raise in reset", "failed in reset: it raised ZeroDivisionError: nothing to begin with"),
-        ("raise base", "failed in step: it raised SimulatorStopped: the simulator stopped"),
+        *itertools.product(EVERYWHERE, ["sync", "async"]),
+        *itertools.product(IN_WORKERS, ["async"]),
     ],
 )
-@pytest.mark.parametrize("backend", ["sync", "async"])
-def test_the_call_that_failed_is_named_whatever_it_raised(
-    fault: str, words: str, backend: str
+def test_a_fault_is_named_with_its_environment_seed_action_and_line(
+    fault: str, backend: str
 ) -> None:
-    assert f"environment 0 of 3 {words}" in run_into(fault, backend)
-
-
-@pytest.mark.parametrize("backend", ["sync", "async"])
-def test_an_environment_that_raises_shows_its_own_traceback(backend: str) -> None:
-    message = run_into("raise", backend)
-    assert (
-        "environment 0 of 3 failed in step: it raised ZeroDivisionError: the simulator exploded"
-        in message
-    )
-    assert "its seed: 11" in message
-    assert "its last action: 0" in message
-    assert 'toy_envs.py", line' in message
-    assert 'raise ZeroDivisionError("the simulator exploded")' in message
-
-
-@pytest.mark.parametrize("backend", ["sync", "async"])
-def test_an_environment_that_calls_sys_exit_does_not_end_the_run_silently(backend: str) -> None:
-    assert "it raised SystemExit: enough" in run_into("sys.exit", backend, num_envs=1)
-
-
-@pytest.mark.parametrize(("fault", "code"), [("exit", 3), ("crash", -11)])
-def test_a_worker_that_dies_is_named_with_its_exit_code(fault: str, code: int) -> None:
-    message = run_into(fault, "async")
-    assert f"environment 0 of 3 failed in step: its process exited with code {code}" in message
-    assert "its seed: 11" in message
-    if fault == "crash":
-        assert "in step" in message.partition("its own traceback")[2]
-
-
-def test_a_worker_that_hangs_is_named_with_the_line_it_hangs_in() -> None:
-    message = run_into("hang", "async")
-    assert (
-        "environment 0 of 3 failed in step: it hung: no answer in 2 seconds (env_kwargs.worker_timeout)"
-        in message
-    )
-    assert "in wait_for_ever" in message.partition("its own traceback")[2]
+    rest = run_into(fault, backend)
+    assert rest.startswith("environment 0 of 3 failed in ")
+    for words in {**EVERYWHERE, **IN_WORKERS}[fault]:
+        _, found, rest = rest.partition(words)
+        assert found, words
 
 
 def test_a_worker_that_cannot_start_shows_why() -> None:
     with pytest.raises(EnvError, match=r"failed in starting.*\n.*\n.*\n(.*\n)*.*only in a worker"):
         make_vector_env(
-            f"{HELPERS / 'toy_envs.py'}:OnlyHereEnv",
+            f"{TOYS}:OnlyHereEnv",
             {"backend": "async", "pid": os.getpid()},
             num_envs=2,
         )
@@ -187,32 +179,27 @@ def test_a_pause_of_the_whole_job_is_no_hang() -> None:
 
 def _step_slowly(connection: Any) -> None:
     kwargs = {"backend": "async", "seconds": 0.5, "worker_timeout": 1.5}
-    envs = make_vector_env(f"{HELPERS / 'toy_envs.py'}:SlowEnv", kwargs, num_envs=1)
+    envs = make_vector_env(SLOW, kwargs, num_envs=1)
     envs.reset(seed=0)
     connection.send(envs.pool.process_ids)  # type: ignore[attr-defined]
     connection.send("stepping")
-    try:
-        envs.step(np.zeros(1, np.int64))
-    except EnvError as error:
-        connection.send(str(error))
-    else:
-        connection.send("done")
+    envs.step(np.zeros(1, np.int64))
+    connection.send("done")
     envs.close()
 
 
 def test_a_restore_may_take_longer_than_the_limit_of_a_step_but_not_hang() -> None:
     kwargs = {"backend": "async", "seconds": 0.05, "worker_timeout": 0.6}
-    slow = f"{HELPERS / 'toy_envs.py'}:SlowEnv"
-    envs = make_vector_env(slow, kwargs, num_envs=1)
+    envs = make_vector_env(SLOW, kwargs, num_envs=1)
     envs.reset(seed=0)
     for _ in range(20):
         envs.step(np.zeros(1, np.int64))
     state = envs.state()
     envs.close()
-    again = make_vector_env(slow, kwargs, num_envs=1)
+    again = make_vector_env(SLOW, kwargs, num_envs=1)
     assert again.restore(state)[1] == []
     again.close()
-    hanging = make_vector_env(slow, {**kwargs, "hangs_at": 5}, num_envs=1)
+    hanging = make_vector_env(SLOW, {**kwargs, "hangs_at": 5}, num_envs=1)
     with pytest.raises(EnvError, match=r"failed in restore: it hung: no answer in 0.6 seconds"):
         hanging.restore(state)
     hanging.close()
@@ -224,18 +211,18 @@ def test_workers_leave_when_the_main_process_is_gone(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     parent = context.Process(target=_start_and_hang, args=(str(pids),))
     parent.start()
-    deadline = time.monotonic() + 60
-    while (
-        not (pids.exists() and len(pids.read_text().split()) == 2) and time.monotonic() < deadline
-    ):
-        time.sleep(0.05)
+    wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     workers = [int(word) for word in pids.read_text().split()]
     parent.kill()
     parent.join()
-    deadline = time.monotonic() + 20
-    while any(_is_alive(pid) for pid in workers) and time.monotonic() < deadline:
+    wait_until(lambda: not any(map(_is_alive, workers)))
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert not any(_is_alive(pid) for pid in workers)
 
 
 def _start_and_hang(pids: str) -> None:
