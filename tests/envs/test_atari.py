@@ -137,10 +137,9 @@ def test_a_stopped_and_resumed_run_equals_one_that_never_stopped(algo, tmp_path:
     }
     if algo == "dqn":
         changes["algo_kwargs"] |= {"buffer_capacity": 60, "train_frequency": 8, "gradient_steps": 1}
-    whole = run_training(small_config(algo, tmp_path / "whole", **changes))
-    stopped = run_training(
-        small_config(algo, tmp_path / "stopped", **changes), callbacks=[StopAt(70, "collect")]
-    )
+    config = small_config(algo, tmp_path, **changes)
+    whole = run_training(config, run_suffix="whole")
+    stopped = run_training(config, run_suffix="part", callbacks=[StopAt(70, "collect")])
     assert stopped.stop_reason == "test"
     resumed = resume_training(stopped.run_dir)
     assert_same_end(whole, resumed)

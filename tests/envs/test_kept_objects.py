@@ -75,19 +75,12 @@ class Balls(gym.Env):
 @pytest.mark.parametrize("swap", [False, True], ids=["same-generator", "other-generator"])
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_a_run_on_it_is_resumed_exactly(holder: str, swap: bool, tmp_path: Path) -> None:
-    kwargs = {"holder": holder, "swap": swap}
-    changes = {
-        "env_id": "test_kept_objects:Balls",
-        "env_kwargs": kwargs,
-        "total_timesteps": 64,
-        "num_envs": 2,
-    }
-    whole = run_training(small_config("ppo", tmp_path / "whole", **changes))
-    run_dir = run_training(
-        small_config("ppo", tmp_path / "stopped", **changes), callbacks=[StopAt(24, "collect")]
-    ).run_dir
-    resumed = resume_training(run_dir)
-    assert load_checkpoint(run_dir).metadata["exactness"] == "exact"
+    env = {"env_id": Balls, "env_kwargs": {"holder": holder, "swap": swap}, "num_envs": 2}
+    config = small_config("ppo", tmp_path, total_timesteps=64, **env)
+    whole = run_training(config, run_suffix="whole")
+    part = run_training(config, run_suffix="part", callbacks=[StopAt(24, "collect")])
+    resumed = resume_training(part.run_dir)
+    assert load_checkpoint(part.run_dir).metadata["exactness"] == "exact"
     assert_same_end(whole, resumed)
 
 

@@ -60,10 +60,8 @@ class Walkers(VectorEnv):
     def __init__(self, num_envs: int, mode: str = "plain") -> None:
         self.num_envs = num_envs
         self.mode = mode
-        self.single_observation_space, self.single_action_space = (
-            Walker.observation_space,
-            Walker.action_space,
-        )
+        self.single_observation_space = Walker.observation_space
+        self.single_action_space = Walker.action_space
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.places = np.zeros(num_envs)
@@ -87,13 +85,8 @@ class Walkers(VectorEnv):
             self.places += np.random.uniform(size=self.num_envs)
         if self.mode == "raise" and self.places.max() > 5:
             raise RuntimeError("they stumbled")
-        return (
-            self._show(),
-            np.ones(self.num_envs),
-            self.places > 8,
-            np.zeros(self.num_envs, bool),
-            {},
-        )
+        ones = np.ones(self.num_envs)
+        return self._show(), ones, self.places > 8, ones == 0, {}
 
     def _show(self) -> Any:
         self.shown[:, 0] = self.places
@@ -142,16 +135,12 @@ class TestTransitions:
             for index in range(4):
                 put(alone, rows["obs"][step, index])
                 next_obs, reward, terminated, _, _ = alone.step(actions[index])
-                if (
-                    env_id != "Pendulum-v1" or abs(next_obs[2]) < 8
-                ):  # at its fastest, EnvPool's turns a little further
-                    np.testing.assert_allclose(
-                        rows["next_obs"][step, index], next_obs, rtol=1e-4, atol=1e-5
-                    )
-                np.testing.assert_allclose(
-                    rows["rewards"][step, index], reward, rtol=1e-4, atol=1e-4
-                )
-                assert rows["terminated"][step, index] == terminated
+                found = {name: rows[name][step, index] for name in rows}
+                # At its fastest, EnvPool's pendulum turns a little further.
+                if env_id != "Pendulum-v1" or abs(next_obs[2]) < 8:
+                    np.testing.assert_allclose(found["next_obs"], next_obs, rtol=1e-4, atol=1e-5)
+                np.testing.assert_allclose(found["rewards"], reward, rtol=1e-4, atol=1e-4)
+                assert found["terminated"] == terminated
             assert rows["truncated"][step].tolist() == (lengths >= 25).tolist()
             ended = rows["terminated"][step] | rows["truncated"][step]
             lengths[ended] = 0
@@ -282,33 +271,14 @@ class TestRefusals:
             ("vector", "Walkers-v0", {"mode": "hidden"}, "not all in NumPy arrays"),
             ("vector", "Walkers-v0", {"mode": "global chance"}, "not all in NumPy arrays"),
             ("vector", "Walkers-v0", {"mode": "same step"}, "resets within the step"),
-            pytest.param(
-                "envpool",
-                "CartPole-v9",
-                {},
-                "EnvPool has no 'CartPole-v9'.*CartPole-v",
-                marks=NEEDS_ENVPOOL,
-            ),
-            pytest.param(
-                "envpool",
-                "Pong-v5",
-                {},
-                "Gymnasium, used in evaluation, does not",
-                marks=NEEDS_ENVPOOL,
-            ),
-            pytest.param(
-                "envpool",
-                "Blackjack-v1",
-                {},
-                "Gymnasium's, used in evaluation",
-                marks=NEEDS_ENVPOOL,
-            ),
-            pytest.param(
-                "envpool",
-                "CartPole-v1",
-                {"sutton_barto_reward": True},
-                "refuses",
-                marks=NEEDS_ENVPOOL,
+            *(
+                pytest.param("envpool", *case, marks=NEEDS_ENVPOOL)
+                for case in (
+                    ("CartPole-v9", {}, "EnvPool has no 'CartPole-v9'.*CartPole-v"),
+                    ("Pong-v5", {}, "Gymnasium, used in evaluation, does not"),
+                    ("Blackjack-v1", {}, "Gymnasium's, used in evaluation"),
+                    ("CartPole-v1", {"sutton_barto_reward": True}, "refuses"),
+                )
             ),
         ],
     )
@@ -382,10 +352,9 @@ class TestResume:
             "env_kwargs": env_kwargs,
             "algo_kwargs": n_step,
         }
-        whole = run_training(small_config(algo, tmp_path / "whole", **changes))
-        stopped = run_training(
-            small_config(algo, tmp_path / "stopped", **changes), callbacks=[StopAt(step, event)]
-        )
+        config = small_config(algo, tmp_path, **changes)
+        whole = run_training(config, run_suffix="whole")
+        stopped = run_training(config, run_suffix="part", callbacks=[StopAt(step, event)])
         assert stopped.metrics["global_step"] < 192
         resumed = resume_training(stopped.run_dir)
         assert_same_end(whole, resumed)
@@ -396,9 +365,8 @@ class TestResume:
         self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
         changes = {"num_envs": 2, "env_kwargs": {"backend": "envpool"}}
-        stopped = run_training(
-            small_config("dqn", tmp_path, **changes), callbacks=[StopAt(50, "collect")]
-        )
+        config = small_config("dqn", tmp_path, **changes)
+        stopped = run_training(config, callbacks=[StopAt(50, "collect")])
         checkpoint = load_checkpoint(stopped.checkpoint_path)
         assert checkpoint.metadata["exactness"] == "approximate"
         assert "starts new episodes" in checkpoint.metadata["inexact_reasons"][0]
@@ -417,13 +385,9 @@ class TestResume:
     def test_a_run_that_is_not_exactly_where_it_was_ends_its_episodes_there(
         self, tmp_path: Path
     ) -> None:
-        changes = {
-            "env_id": f"{HELPERS / 'faulty_envs.py'}:GlobalChance",
-            "algo_kwargs": {"n_step": 3},
-        }
-        stopped = run_training(
-            small_config("dqn", tmp_path, **changes), callbacks=[StopAt(50, "collect")]
-        )
+        env_id = f"{HELPERS / 'faulty_envs.py'}:GlobalChance"
+        config = small_config("dqn", tmp_path, env_id=env_id, algo_kwargs={"n_step": 3})
+        stopped = run_training(config, callbacks=[StopAt(50, "collect")])
         row = load_checkpoint(stopped.checkpoint_path).buffer_state["position"]
         resumed = resume_training(stopped.run_dir)
         (segment,) = load_checkpoint(resumed.checkpoint_path).buffer_state["segments"]

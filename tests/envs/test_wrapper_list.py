@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import warm
-from checkpoint_tools import forge_manifest
 from conftest import TESTS, small_config
 from run_tools import StopAt, assert_same_checkpoint, assert_same_end
 
@@ -20,12 +19,13 @@ from rl_training.cli import main
 from rl_training.envs.factory import EnvSource, load_code, make_env, make_vector_env
 from rl_training.errors import ConfigError, EnvError, RLTrainingError
 from rl_training.evaluation.evaluator import Evaluator, normalized_score
-from rl_training.experiment.checkpointing import load_checkpoint, resolve_checkpoint
+from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.plugins import user_code
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import evaluate_checkpoint, record_checkpoint, resume_training
 
 GYM = "gymnasium.wrappers"
+PLUS_3, TIMES_3 = ({f"own_wrappers.py:{name}": {"number": 3.0}} for name in ("Plus", "Times"))
 STACK = {f"{GYM}:FrameStackObservation": {"stack_size": 3}}
 FILE = """
 import gymnasium as gym
@@ -106,10 +106,9 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def forget() -> None:
     """Forget, as a new process would, which files were loaded. Only for tests with the fixture `file`."""
-    for name in [
-        name for name in sys.modules if name.startswith(f"{user_code.FILE_MODULE}own_wrappers")
-    ]:
-        del sys.modules[name]
+    for name in list(sys.modules):
+        if name.startswith(f"{user_code.FILE_MODULE}own_wrappers"):
+            del sys.modules[name]
     user_code._loaded.clear()
     user_code._allowed_functions.clear()
 
@@ -119,29 +118,26 @@ def listed(*items: Any, **more: Any) -> dict[str, Any]:
 
 
 class TestApplying:
-    def test_the_first_is_the_innermost(self, file: Path) -> None:
-        plus, times = ({f"own_wrappers.py:{name}": {"number": 3.0}} for name in ("Plus", "Times"))
+    @pytest.mark.parametrize(
+        ("wrappers", "factor", "number"),
+        [
+            ((PLUS_3, TIMES_3), 3, 9),
+            ((TIMES_3, PLUS_3), 3, 3),
+            (({"own_wrappers.py:twice": {"number": 4.0}},), 4, 16),
+        ],
+    )
+    def test_the_first_is_the_innermost_and_a_function_takes_the_environment_first(
+        self, wrappers: Any, factor: int, number: int, file: Path
+    ) -> None:
         plain = make_env("CartPole-v1").reset(seed=1)[0]
-        sum_first = make_env("CartPole-v1", listed(plus, times)).reset(seed=1)[0]
-        product_first = make_env("CartPole-v1", listed(times, plus)).reset(seed=1)[0]
-        assert np.allclose(sum_first, (plain + 3.0) * 3.0)
-        assert np.allclose(product_first, plain * 3.0 + 3.0)
-
-    def test_a_function_takes_the_environment_first(self, file: Path) -> None:
-        plain = make_env("CartPole-v1").reset(seed=1)[0]
-        wrapped = make_env("CartPole-v1", listed({"own_wrappers.py:twice": {"number": 4.0}})).reset(
-            seed=1
-        )[0]
-        assert np.allclose(wrapped, (plain + 4.0) * 4.0)
+        wrapped = make_env("CartPole-v1", listed(*wrappers)).reset(seed=1)[0]
+        assert np.allclose(wrapped, plain * factor + number)
 
     def test_rewards_are_transformed_outside_of_it_and_only_in_training(self) -> None:
         double = {f"{GYM}:ClipReward": {"max_reward": 0.5}}
         settings = {"wrappers": {"list": [double], "reward": {"scale": 10.0}}}
-        training, evaluation = (
-            make_env("CartPole-v1", settings),
-            make_env("CartPole-v1", settings, with_wrappers=False),
-        )
-        for env, reward in ((training, 5.0), (evaluation, 0.5)):
+        for is_training, reward in ((True, 5.0), (False, 0.5)):
+            env = make_env("CartPole-v1", settings, with_wrappers=is_training)
             env.reset(seed=0)
             assert env.step(0)[1] == reward
 
@@ -150,11 +146,8 @@ class TestApplying:
         self, file: Path, backend: str
     ) -> None:
         settings = listed("own_wrappers.py:twice", STACK, backend=backend)
-        envs = make_vector_env("CartPole-v1", settings, num_envs=2)
-        try:
+        with closing(make_vector_env("CartPole-v1", settings, num_envs=2)) as envs:
             assert envs.reset(seed=1)[0].shape == (2, 3, 4)
-        finally:
-            envs.close()
         evaluator = Evaluator(EnvSource.parse("CartPole-v1", settings), [1])
         assert evaluator.spaces.obs.shape == (3, 4)
         evaluator.close()
@@ -229,13 +222,6 @@ class TestResuming:
 class TestTrust:
     """A checkpoint may name wrappers of Gymnasium, and code of the user's only if the user names it too."""
 
-    def hostile(self, run_dir: Path, item: Any) -> Path:
-        checkpoint = resolve_checkpoint(run_dir)
-        forge_manifest(
-            checkpoint, lambda manifest: manifest["config"].update(env_kwargs=listed(item))
-        )
-        return checkpoint
-
     def test_a_function_of_an_imported_file_must_be_named_itself(
         self, file: Path, tmp_path: Path
     ) -> None:
@@ -302,10 +288,8 @@ class TestMistakes:
 
     @pytest.mark.parametrize("backend", ["vector", "envpool"])
     def test_simulators_of_many_environments_do_not_have_it(self, backend: str) -> None:
-        with pytest.raises(
-            ConfigError,
-            match=rf"wrappers.list not supported with backend: {backend}.*sync or async",
-        ):
+        words = rf"wrappers.list not supported with backend: {backend}.*sync or async"
+        with pytest.raises(ConfigError, match=words):
             make_vector_env("CartPole-v1", listed(STACK, backend=backend))
 
 
@@ -332,14 +316,14 @@ def test_the_example_of_the_page_survives_a_kill(
     ]
     small = [*quick, "algo_kwargs.num_steps=128", "algo_kwargs.update_epochs=1"]
 
-    def call(*words: str) -> subprocess.CompletedProcess[str]:
-        return warm.run(words, Path.cwd())
-
-    killed = call(*train[1:], *small, "--run-suffix", "killed", "--callback", "killer.py:Killer")
+    killing = ["--run-suffix", "killed", "--callback", "killer.py:Killer"]
+    killed = warm.run([*train[1:], *small, *killing], tmp_path)
     assert killed.returncode == -9, killed.stderr
     (run_dir,) = (tmp_path / "runs").glob("*killed")
     for words in (resume, evaluate):
-        done = call(*(str(run_dir) if word == "runs/RUN" else word for word in words[1:]))
+        done = warm.run(
+            [str(run_dir) if word == "runs/RUN" else word for word in words[1:]], tmp_path
+        )
         assert done.returncode == 0, done.stderr
     assert main([*train[1:], *small, "--run-suffix", "whole"]) == 0
     (whole,) = (tmp_path / "runs").glob("*whole")
