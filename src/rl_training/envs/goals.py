@@ -30,7 +30,7 @@ class _GoalEnv(gym.Env[Any, Any]):
         self._steps = 0
         self._position: Array = self._sample()
         self._goal: Array = self._sample()
-        while self.compute_terminated(self._position, self._goal):
+        while self._is_reached(self._position, self._goal):
             self._goal = self._sample()
         return self._obs(), {}
 
@@ -38,18 +38,21 @@ class _GoalEnv(gym.Env[Any, Any]):
         """Move; the info reports `is_success`."""
         self._steps += 1
         self._position = self._move(action)
-        is_reached = bool(self.compute_terminated(self._position, self._goal))
+        is_reached = bool(self._is_reached(self._position, self._goal))
         info = {"is_success": is_reached}
         return self._obs(), float(is_reached) - 1.0, is_reached, self._steps >= self.max_steps, info
 
     def compute_reward(self, achieved_goal: Array, desired_goal: Array, info: Any = None) -> Any:
         """0 where the goal is reached, else -1; for one pair or a batch."""
-        return self.compute_terminated(achieved_goal, desired_goal, info).astype(np.float32) - 1.0
+        return self._is_reached(achieved_goal, desired_goal).astype(np.float32) - 1.0
 
     def compute_terminated(
         self, achieved_goal: Array, desired_goal: Array, info: Any = None
     ) -> Any:
         """Whether the goal is reached; for one pair or a batch."""
+        return self._is_reached(achieved_goal, desired_goal)
+
+    def _is_reached(self, achieved: Array, desired: Array) -> Any:
         raise NotImplementedError
 
     def _sample(self) -> Array:
@@ -74,11 +77,9 @@ class BitFlipEnv(_GoalEnv):
     def __init__(self, num_bits: int = 10) -> None:
         super().__init__(MultiBinary(num_bits), Discrete(num_bits), num_bits)
 
-    def compute_terminated(
-        self, achieved_goal: Array, desired_goal: Array, info: Any = None
-    ) -> Any:
-        """Whether all bits agree; for one pair or a batch."""
-        return (achieved_goal == desired_goal).all(-1)
+    def _is_reached(self, achieved: Array, desired: Array) -> Any:
+        """Whether all bits agree."""
+        return (achieved == desired).all(-1)
 
     def _sample(self) -> Array:
         return self.np_random.integers(0, 2, self.max_steps).astype(np.int8)
@@ -98,11 +99,9 @@ class PointGoalEnv(_GoalEnv):
     def __init__(self) -> None:
         super().__init__(Box(-1.0, 1.0, (2,), np.float32), Box(-1.0, 1.0, (2,), np.float32), 50)
 
-    def compute_terminated(
-        self, achieved_goal: Array, desired_goal: Array, info: Any = None
-    ) -> Any:
-        """Whether the goal is within `radius`; for one pair or a batch."""
-        return np.linalg.norm(achieved_goal - desired_goal, axis=-1) < self.radius
+    def _is_reached(self, achieved: Array, desired: Array) -> Any:
+        """Whether the goal is within `radius`."""
+        return np.linalg.norm(achieved - desired, axis=-1) < self.radius
 
     def _sample(self) -> Array:
         return self.np_random.uniform(-1.0, 1.0, 2).astype(np.float32)

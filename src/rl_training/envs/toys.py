@@ -43,7 +43,33 @@ class PendulumNoVel(_Positions):
         super().__init__(PendulumEnv(render_mode=render_mode), [0, 1], max_episode_steps=200)
 
 
-class MostlyInvalid(gym.Env[Obs, np.int64]):
+class _Masked(gym.Env[Obs, np.int64]):
+    """Episodes of `length` steps; the observation has `size` numbers, and the info the mask of the valid actions."""
+
+    def __init__(self, size: int, num_actions: int, length: int) -> None:
+        self.observation_space = Box(0.0, 1.0, (size,), np.float32)
+        self.action_space = Discrete(num_actions)
+        self._length, self._steps = length, 0
+        self._mask = np.ones(num_actions, np.bool_)
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Obs, Info]:
+        """Start an episode."""
+        super().reset(seed=seed)
+        self._steps = 0
+        self._start()
+        return self._observe(), self._info()
+
+    def _start(self) -> None:
+        """Place what the first observation shows."""
+
+    def _observe(self) -> Obs:
+        raise NotImplementedError
+
+    def _info(self) -> Info:
+        return {"action_mask": self._mask.copy()}
+
+
+class MostlyInvalid(_Masked):
     """One action of `num_actions` is right at every step, and nine tenths of them are invalid.
 
     The observation is the one-hot number of the right action. The right action pays 1, another valid one nothing; an
@@ -51,43 +77,29 @@ class MostlyInvalid(gym.Env[Obs, np.int64]):
     """
 
     def __init__(self, num_actions: int = 60, length: int = 100) -> None:
-        self.observation_space = Box(0.0, 1.0, (num_actions,), np.float32)
-        self.action_space = Discrete(num_actions)
-        self._length = length
+        super().__init__(num_actions, num_actions, length)
         self._num_valid = max(2, num_actions // 10)
         self._right = 0
-        self._mask = np.ones(num_actions, np.bool_)
-        self._steps = 0
-
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Obs, Info]:
-        """Start an episode."""
-        super().reset(seed=seed)
-        self._steps = 0
-        return self._next(), self._info()
 
     def step(self, action: np.int64) -> Result:
         """Pay for the right action, and choose another one."""
         self._steps += 1
         is_valid, reward = bool(self._mask[action]), float(action == self._right)
         truncated = self._steps >= self._length
-        return self._next(), reward if is_valid else -1.0, not is_valid, truncated, self._info()
+        return self._observe(), reward if is_valid else -1.0, not is_valid, truncated, self._info()
 
-    def _next(self) -> Obs:
+    def _observe(self) -> Obs:
         """Choose the right action, which the observation shows, and the valid ones."""
-        num_actions = len(self._mask)
-        self._mask = np.zeros(num_actions, np.bool_)
-        valid = self.np_random.choice(num_actions, self._num_valid, replace=False)
+        valid = self.np_random.choice(len(self._mask), self._num_valid, replace=False)
+        self._mask = np.zeros_like(self._mask)
         self._mask[valid] = True
         self._right = int(valid[0])
-        obs = np.zeros(num_actions, np.float32)
+        obs = np.zeros(len(self._mask), np.float32)
         obs[self._right] = 1.0
         return obs
 
-    def _info(self) -> Info:
-        return {"action_mask": self._mask.copy()}
 
-
-class HiddenTarget(gym.Env[Obs, np.int64]):
+class HiddenTarget(_Masked):
     """Go to a target that is shown at the first step only, on a ring of `size` places: this needs memory.
 
     It needs masks too: `a % 3` selects stay, left or right, and of the `num_copies`
@@ -97,20 +109,9 @@ class HiddenTarget(gym.Env[Obs, np.int64]):
     """
 
     def __init__(self, size: int = 6, num_copies: int = 10, length: int = 12) -> None:
-        self.observation_space = Box(0.0, 1.0, (2 * size,), np.float32)
-        self.action_space = Discrete(3 * num_copies)
-        self._size, self._num_copies, self._length = size, num_copies, length
-        self._place = self._target = self._steps = 0
-        self._mask = np.ones(3 * num_copies, np.bool_)
-
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Obs, Info]:
-        """Place the agent and the target."""
-        super().reset(seed=seed)
-        self._place, self._target = (
-            int(place) for place in self.np_random.integers(0, self._size, 2)
-        )
-        self._steps = 0
-        return self._observe(), self._info()
+        super().__init__(2 * size, 3 * num_copies, length)
+        self._size, self._num_copies = size, num_copies
+        self._place = self._target = 0
 
     def step(self, action: np.int64) -> Result:
         """Move, and pay at the target."""
@@ -120,6 +121,9 @@ class HiddenTarget(gym.Env[Obs, np.int64]):
         self._place = (self._place + (0, -1, 1)[int(action) % 3]) % self._size
         reward = float(self._place == self._target)
         return self._observe(), reward, False, self._steps >= self._length, self._info()
+
+    def _start(self) -> None:
+        self._place, self._target = map(int, self.np_random.integers(0, self._size, 2))
 
     def _observe(self) -> Obs:
         obs = np.zeros(2 * self._size, np.float32)
@@ -132,4 +136,4 @@ class HiddenTarget(gym.Env[Obs, np.int64]):
         """Choose the valid copy of each move."""
         self._mask = np.zeros_like(self._mask)
         self._mask[np.arange(3) + 3 * self.np_random.integers(0, self._num_copies, 3)] = True
-        return {"action_mask": self._mask.copy()}
+        return super()._info()

@@ -154,11 +154,12 @@ class ResumableEnv:
         """Log an action and take it; returns the step, and whether the episode ended."""
         number = self._num_steps
         self._num_steps = number + 1
-        before = {} if number & (number - 1) else self._shared_before(number)
+        before = None if number & (number - 1) else self._shared_before(number)
         self._actions.append(action)
         # The environment may write into its action.
         answer = self.env.step(action.copy() if isinstance(action, np.ndarray) else action)
-        self._note_changes(before)
+        if before:
+            self._note_changes(before)
         if not number:  # a later answer is checked only where reading it fails
             check(explain_step(answer) or find_misfit(self.env.observation_space, answer[0]))
         try:
@@ -177,10 +178,8 @@ class ResumableEnv:
                 is_last = bool(has_ended and terminated)
                 self._mask = self._masks.read(obs, info, is_last=is_last)
             further = FurtherParts(self._mask, None, self._reading.info_values(info))
-        step = Step(
-            obs, reward, bool(terminated), bool(has_ended and truncated), None, None, further
-        )
-        return step, has_ended
+        is_cut = bool(truncated) and bool(has_ended)
+        return Step(obs, reward, bool(terminated), is_cut, None, None, further), has_ended
 
     def state(self) -> State:
         """The state that `restore` takes."""
