@@ -17,6 +17,7 @@ import pytest
 from conftest import TESTS, small_config
 from run_tools import StopAt, assert_same_end
 from stored_steps import collect
+from toy_envs import Step, Timed
 
 from rl_training import PPO, DefaultExperimentManager, TrainConfig
 from rl_training.cli import main
@@ -43,25 +44,20 @@ SMALL: dict[str, Any] = {
 }
 
 
-class Counter(gym.Env):
+class Counter(Timed):
     """Counts its steps and draws a number; the reward of a step is its number in the episode."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
     def __init__(self, length: int = 5) -> None:
-        self.length, self.time = length, 0
+        self.length = length
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.time = 0
-        return self._obs(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Step:
         self.time += 1
-        return self._obs(), float(self.time), self.time >= self.length, False, {}
+        return self.observe(), float(self.time), self.time >= self.length, False, {}
 
-    def _obs(self) -> Any:
+    def observe(self) -> Any:
         return np.array([self.time, self.np_random.random()], np.float32)
 
 
@@ -84,7 +80,7 @@ class Shared(Counter):
         super().__init__()
         self.times = SharedTimes()
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Step:
         self.times.count += 1
         obs, _, *rest = super().step(action)
         return obs, float(self.times.count), *rest

@@ -218,10 +218,6 @@ class TestRefusals:
         with pytest.raises(RLTrainingError, match=words):
             PPO(make(), **settings, **SMALL)
 
-    def test_a_configuration_is_checked_alike(self) -> None:
-        with pytest.raises(ConfigError, match="this Counters has no spec"):
-            TrainConfig(algo="ppo", env_id=Counters())
-
     def test_its_number_of_environments_is_its_own(self) -> None:
         env_id = register_env("python:Two", Counters(), eval_env=Counter)
         words = "num_envs is 1, but the vector environment has 2: use that number"
@@ -242,18 +238,6 @@ class TestRefusals:
         words = r"env_kwargs\.\S+ not supported with a vector environment"
         with pytest.raises(ConfigError, match=words):
             training_env(Counters(), **env_kwargs)
-
-    def test_they_are_refused_before_a_run_has_a_folder(self, tmp_path: Path) -> None:
-        agent = PPO(
-            Counters(),
-            eval_env=Counter,
-            env_kwargs={"length": 3},
-            output_dir=tmp_path,
-            **SMALL,
-        )
-        with pytest.raises(ConfigError, match="not supported"):
-            agent.learn()
-        assert not list(tmp_path.iterdir())
 
     @pytest.mark.parametrize(
         ("call", "answer", "words"),

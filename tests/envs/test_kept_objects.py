@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from conftest import small_config
 from run_tools import StopAt, assert_same_end
+from toy_envs import Step, Timed
 
 from rl_training.envs.state.attributes import capture_attributes, restore_attributes
 from rl_training.experiment.checkpointing import load_checkpoint
@@ -36,7 +37,7 @@ HOLDERS: dict[str, Callable[[list[Any]], Any]] = {
 }
 
 
-class Balls(gym.Env):
+class Balls(Timed):
     """Objects that are recreated at each reset, and generators that live as long as the environment."""
 
     observation_space = gym.spaces.Box(-9.0, 9.0, (3,), np.float32)
@@ -47,8 +48,12 @@ class Balls(gym.Env):
         self.sources = [np.random.default_rng(3), np.random.Generator(np.random.Philox(4))]
         self.words = (random.Random(5),)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
+    def observe(self) -> Any:
+        if not self.time:
+            self.make_balls()
+        return np.clip([ball.place + ball.hits for ball in self.made], -9, 9).astype(np.float32)
+
+    def make_balls(self) -> None:
         if self.swap:
             self.np_random = np.random.Generator(
                 np.random.MT19937(int(self.np_random.integers(1000)))
@@ -56,20 +61,15 @@ class Balls(gym.Env):
             self.sources[0] = np.random.Generator(np.random.SFC64(1))
         self.made = [Ball(float(self.np_random.normal())) for _ in range(3)]
         self.balls = HOLDERS[self.holder](self.made)
-        self.time = 0
-        return self._obs(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Step:
         self.time += 1
         ball = self.made[self.time % 3]
         ball.hits += 1
         ball.place += 0.1 * (2 * int(action) - 1) + 0.1 * sum(
             source.normal() for source in self.sources
         )
-        return self._obs(), -abs(ball.place) + self.words[0].random(), self.time == 17, False, {}
-
-    def _obs(self) -> Any:
-        return np.clip([ball.place + ball.hits for ball in self.made], -9, 9).astype(np.float32)
+        return self.observe(), -abs(ball.place) + self.words[0].random(), self.time == 17, False, {}
 
 
 @pytest.mark.parametrize("swap", [False, True], ids=["same-generator", "other-generator"])

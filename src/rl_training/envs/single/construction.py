@@ -19,7 +19,7 @@ from gymnasium.error import Error as GymnasiumError
 
 from rl_training.envs.single.signatures import check_arguments
 from rl_training.envs.state.aliases import Env
-from rl_training.envs.state.unsaved_state import known_class, remember_class, watch_call
+from rl_training.envs.state.unsaved_state import env_classes, watch_call
 from rl_training.errors import ConfigError, EnvError, RLTrainingError
 from rl_training.plugins.extras import (
     import_known_packages,
@@ -39,7 +39,7 @@ def construct(env_id: str, env_arguments: Mapping[str, Any], max_episode_steps: 
     import_known_packages(env_id)
     with (
         translate_construction_errors(env_id, env_arguments),
-        watch_call(known_class(env_id), "make"),
+        watch_call(env_classes.get(env_id), "make"),
     ):
         newest = newer_version(env_id) if maker is None else None
         if newest and parse_env_id(env_id)[2] is None and env_id not in gym.registry:
@@ -59,7 +59,7 @@ def construct(env_id: str, env_arguments: Mapping[str, Any], max_episode_steps: 
                     **env_arguments,
                 )
     _check_is_env(env_id, env)
-    remember_class(env_id, type(env.unwrapped))
+    env_classes[env_id] = type(env.unwrapped)
     if maker is None or max_episode_steps is None:
         return env
     return gym.wrappers.TimeLimit(env, max_episode_steps)

@@ -171,20 +171,10 @@ MAX_WATCHED = 1024
 """Of this many first calls, those with numbers 0, 1, 2, 4, 8, ... are checked, since a check takes time. The
 construction of the first environment is not checked: its class is unknown then, and it may fill lookup tables."""
 MAX_NAME = 200
-_classes: WeakValueDictionary[str, type] = WeakValueDictionary()
-"""Environment class by environment id."""
+env_classes: WeakValueDictionary[str, type] = WeakValueDictionary()
+"""Environment class by environment id; an id has none before its first environment is made."""
 _num_calls: WeakKeyDictionary[type, dict[str, int]] = WeakKeyDictionary()
 _changes: WeakKeyDictionary[type, set[str]] = WeakKeyDictionary()
-
-
-def known_class(env_id: str) -> type | None:
-    """The class of an environment id; None before its first environment is made."""
-    return _classes.get(env_id)
-
-
-def remember_class(env_id: str, kind: type) -> None:
-    """Record the class of an environment id."""
-    _classes[env_id] = kind
 
 
 @contextlib.contextmanager
