@@ -135,23 +135,6 @@ class ResumableEnv:
 
     def step(self, action: Any) -> Step:
         """Log the action and take it; reset at the end of an episode."""
-        step, has_ended = self._take(action)
-        if not has_ended:
-            return step
-        episode = (self._return, self._length)
-        final_obs = copy.deepcopy(step.obs)  # the next one may be written into the same array
-        try:
-            first_obs = self.reset()
-        except BaseException:
-            self.failed_call = "reset"
-            raise
-        further = step.further
-        if further is not None:
-            further = FurtherParts(self._mask, further.mask, further.info)
-        return step._replace(obs=first_obs, final_obs=final_obs, episode=episode, further=further)
-
-    def _take(self, action: Any) -> tuple[Step, bool]:
-        """Log an action and take it; returns the step, and whether the episode ended."""
         number = self._num_steps
         self._num_steps = number + 1
         before = None if number & (number - 1) else self._shared_before(number)
@@ -178,8 +161,19 @@ class ResumableEnv:
                 is_last = bool(has_ended and terminated)
                 self._mask = self._masks.read(obs, info, is_last=is_last)
             further = FurtherParts(self._mask, None, self._reading.info_values(info))
-        is_cut = bool(truncated) and bool(has_ended)
-        return Step(obs, reward, bool(terminated), is_cut, None, None, further), has_ended
+        if not has_ended:
+            return Step(obs, reward, bool(terminated), False, None, None, further)
+        episode = (self._return, self._length)
+        final_obs = copy.deepcopy(obs)  # the next one may be written into the same array
+        try:
+            first_obs = self.reset()
+        except BaseException:
+            self.failed_call = "reset"
+            raise
+        if further is not None:
+            further = FurtherParts(self._mask, further.mask, further.info)
+        endings = bool(terminated), bool(truncated)
+        return Step(first_obs, reward, *endings, final_obs, episode, further)
 
     def state(self) -> State:
         """The state that `restore` takes."""
@@ -245,11 +239,10 @@ class ResumableEnv:
         self._set_before_reset(state, inexact_reasons)
         self.reset(state["seed"])
         for action in [] if state["actions"] is None else state["actions"]:
-            _, has_ended = self._take(action)
+            step = self.step(action)
             report()
-            if has_ended:
+            if step.episode is not None:
                 inexact_reasons.append("its episode ended earlier when it was replayed")
-                self.reset()
                 return
         if not is_same(self._obs, state["obs"]):
             inexact_reasons.append("replaying its actions led to another observation")
