@@ -48,9 +48,7 @@ class StopAtTarget:
         """Called after each evaluation. The run saves a checkpoint and ends at its next step boundary."""
         if metrics["eval_return_mean"] >= self.target:
             self.is_reached = True
-            trainer.request_stop(
-                f"eval return {metrics['eval_return_mean']:.1f}, target {self.target:g}"
-            )
+            trainer.request_stop(f"eval return {metrics['eval_return_mean']:.1f}, target {self.target:g}")
 
 
 class MetricsAsCsv:
@@ -69,11 +67,7 @@ class MetricsAsCsv:
 
     def on_train_end(self, trainer: TrainerState, result: TrainResult) -> None:
         """Called once the run is saved, also if it was stopped, but not if it failed."""
-        summary = {
-            "stop_reason": result.stop_reason,
-            "gradient_steps": trainer.update_count,
-            **result.metrics,
-        }
+        summary = {"stop_reason": result.stop_reason, "gradient_steps": trainer.update_count, **result.metrics}
         (trainer.run_dir / "summary.json").write_text(json.dumps(summary, indent=2))
 
 

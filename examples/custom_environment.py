@@ -28,30 +28,20 @@ class Shop(gym.Env[Any, Any]):
     or `random` would not be restored: draw from `self.np_random` only, or the check below says `approximate`.
     """
 
-    observation_space = gym.spaces.Box(
-        0.0, 1.0, (8,), np.float32
-    )  # the stock, and the day of the week as one-hot
+    observation_space = gym.spaces.Box(0.0, 1.0, (8,), np.float32)  # the stock, and the day of the week as one-hot
     action_space = gym.spaces.Discrete(LARGEST_ORDER + 1)  # how many to order
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Begin with a random stock on a random day, so that the agent sees all of them from the start."""
         super().reset(seed=seed)  # seeds self.np_random
-        self.days, self.weekday, self.stock = (
-            0,
-            int(self.np_random.integers(7)),
-            int(self.np_random.integers(SHELF)),
-        )
+        self.days, self.weekday, self.stock = 0, int(self.np_random.integers(7)), int(self.np_random.integers(SHELF))
         return self._observation(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """The order arrives, then customers buy."""
         order = min(int(action), SHELF - self.stock)
         sold = min(int(self.np_random.poisson(MEAN_DEMAND[self.weekday])), self.stock + order)
-        self.stock, self.weekday, self.days = (
-            self.stock + order - sold,
-            (self.weekday + 1) % 7,
-            self.days + 1,
-        )
+        self.stock, self.weekday, self.days = self.stock + order - sold, (self.weekday + 1) % 7, self.days + 1
         reward = 2.0 * sold - 1.0 * order - 0.1 * self.stock
         # The shop stays open: the episode is cut, not over. `truncated` (the fourth value) says so, and algorithms
         # then count the value of the last state; `terminated` would teach them that nothing follows.
@@ -81,13 +71,7 @@ def main() -> None:
     # On the command line: rl-training doctor --env examples/custom_environment.py:Shop
     env_id = register_env("python:Shop", Shop)
     for finding in check_environment(env_id).findings:
-        print(
-            textwrap.fill(
-                f"{finding.level.value} {finding.name}: {finding.found}",
-                80,
-                subsequent_indent="   ",
-            )
-        )
+        print(textwrap.fill(f"{finding.level.value} {finding.name}: {finding.found}", 80, subsequent_indent="   "))
 
     # By its class, and by the name that was registered above. Goods are sold within days: rewards that are further
     # away tell nothing about an order, so gamma is below its default of 0.99.

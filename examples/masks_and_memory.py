@@ -35,13 +35,7 @@ class Messenger(gym.Env[Any, Any]):
         is_over = bool(action != WALK)
         self.place += 1
         # With every reset and step: the mask of the next action. Algorithms find it by its name, and obey it.
-        return (
-            self._observation(),
-            float(action == self.doors[0]),
-            is_over,
-            False,
-            {"action_mask": self._mask()},
-        )
+        return self._observation(), float(action == self.doors[0]), is_over, False, {"action_mask": self._mask()}
 
     def _mask(self) -> Any:
         mask = np.zeros(DOORS + 1, bool)
@@ -75,21 +69,13 @@ def main() -> None:
     settings: dict[str, Any] = vars(parser.parse_args())
 
     # num_steps is a multiple of sequence_length: a rollout is cut into sequences, and gradients flow within each.
-    settings |= {
-        "num_envs": 8,
-        "num_steps": 64,
-        "minibatch_size": 128,
-        "learning_rate": 2e-3,
-        "hidden_sizes": [32],
-    }
+    settings |= {"num_envs": 8, "num_steps": 64, "minibatch_size": 128, "learning_rate": 2e-3, "hidden_sizes": [32]}
     for memory in (None, {"kind": "gru", "size": 32, "sequence_length": 16}):
         agent = PPO(Messenger, memory=memory, progress=False, **settings)
         if agent.learn().was_interrupted:  # by Ctrl-C: learn() has saved the run, and returns
             raise SystemExit("stopped")
         rewards = [deliver(agent, seed) for seed in range(200)]
-        print(
-            f"{'with' if memory else 'without'} memory: the right door in {np.mean(rewards):.0%} of 200 deliveries"
-        )
+        print(f"{'with' if memory else 'without'} memory: the right door in {np.mean(rewards):.0%} of 200 deliveries")
 
 
 if __name__ == "__main__":

@@ -63,9 +63,7 @@ def main() -> None:
     updates = options.total_timesteps
 
     options.output_dir.mkdir(parents=True, exist_ok=True)
-    path = (
-        Path(tempfile.mkdtemp(prefix="dataset-", dir=options.output_dir)) / "clumsy.npz"
-    )  # never an existing file
+    path = Path(tempfile.mkdtemp(prefix="dataset-", dir=options.output_dir)) / "clumsy.npz"  # never an existing file
     record(path, num_episodes=50)
 
     # On the command line: rl-training data check FILE --env Pendulum-v1
@@ -74,12 +72,7 @@ def main() -> None:
     for line in (*(finding.found for finding in report.findings), *report.advice):
         print(textwrap.fill(line, 80, initial_indent="  ", subsequent_indent="  "))
 
-    settings: dict[str, Any] = {
-        "dataset_kind": "npz",
-        "dataset_path": path,
-        "hidden_sizes": [64, 64],
-        "preset": False,
-    }
+    settings: dict[str, Any] = {"dataset_kind": "npz", "dataset_path": path, "hidden_sizes": [64, 64], "preset": False}
     settings |= {"output_dir": options.output_dir, "eval_episodes": 20, "progress": False}
     print("mean return (about -1,200 for random actions, -150 for a good policy)")
     print(f"  data        {report.episodes.returns.mean:8.1f}")

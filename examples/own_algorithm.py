@@ -21,11 +21,7 @@ from rl_training.experiment.registry import AlgorithmSpec, Loop, register_algori
 from rl_training.models.actions import masked
 from rl_training.testing import check_algorithm
 
-SETTINGS: dict[str, Any] = {
-    "learning_rate": 1e-3,
-    "target_update_interval": 200,
-    "learning_starts": 1000,
-}
+SETTINGS: dict[str, Any] = {"learning_rate": 1e-3, "target_update_interval": 200, "learning_starts": 1000}
 
 
 class MunchausenConfig(DQNConfig):
@@ -52,34 +48,19 @@ class MunchausenDQN(DQNAlgorithm):
         with torch.no_grad():
             tau = self.config.temperature
             log_policy = (masked(self.target_network(batch.obs), batch.masks) / tau).log_softmax(1)
-            bonus = (tau * log_policy.gather(1, actions).squeeze(1)).clamp(
-                self.config.lowest_log_policy, 0.0
-            )
+            bonus = (tau * log_policy.gather(1, actions).squeeze(1)).clamp(self.config.lowest_log_policy, 0.0)
             # Sum over a of pi(a|s') (Q(s', a) - tau log pi(a|s')) equals tau logsumexp(Q(s', .) / tau).
             next_values = masked(self.target_network(batch.next_obs), batch.next_masks) / tau
-            soft_targets = batch.targets(
-                tau * next_values.logsumexp(1)
-            )  # no bootstrap where the episode terminated
+            soft_targets = batch.targets(tau * next_values.logsumexp(1))  # no bootstrap where the episode terminated
             targets = soft_targets + self.config.munchausen_alpha * bonus  # eq. 2
-        loss = batch.mean(
-            F.smooth_l1_loss(values, targets, reduction="none")
-        )  # weighted in prioritized replay
+        loss = batch.mean(F.smooth_l1_loss(values, targets, reduction="none"))  # weighted in prioritized replay
         grad_norm = descend(loss, self.optimizer, self.config.max_grad_norm)
-        metrics = {
-            "critic_loss": loss,
-            "q_mean": values.mean(),
-            "bonus_mean": bonus.mean(),
-            "grad_norm": grad_norm,
-        }
+        metrics = {"critic_loss": loss, "q_mean": values.mean(), "bonus_mean": bonus.mean(), "grad_norm": grad_norm}
         return UpdateResult(metrics, td_errors=batch.td_errors(values, targets))
 
 
-SPEC = AlgorithmSpec(
-    "munchausen_dqn", "Munchausen DQN", MunchausenDQN, MunchausenConfig, Loop.OFF_POLICY
-)
-register_algorithm(
-    SPEC
-)  # from here on it has a name, for `algo:` in files and for the command line
+SPEC = AlgorithmSpec("munchausen_dqn", "Munchausen DQN", MunchausenDQN, MunchausenConfig, Loop.OFF_POLICY)
+register_algorithm(SPEC)  # from here on it has a name, for `algo:` in files and for the command line
 
 
 class Munchausen(AlgorithmAPI, algo="munchausen_dqn"):
@@ -93,9 +74,7 @@ def main() -> None:
     parser.add_argument("--output-dir", type=Path, default=Path("runs"))
     settings = SETTINGS | vars(parser.parse_args())
 
-    check_algorithm(
-        MunchausenDQN, MunchausenConfig, Loop.OFF_POLICY
-    )  # raises, with the fault and the remedy
+    check_algorithm(MunchausenDQN, MunchausenConfig, Loop.OFF_POLICY)  # raises, with the fault and the remedy
     print("check_algorithm: shapes, seeding, state and exact resume are right")
     for agent_class in (DQN, Munchausen):
         scores = []
