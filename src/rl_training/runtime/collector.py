@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
@@ -75,6 +76,14 @@ class Collector:
         self._unchecked = algorithm
         """The algorithm, until its first `act` is checked."""
         self._info_fields = {} if algorithm is None else algorithm.info_fields
+        # Called at every step: without leaves the stored form is an array of the stored dtype.
+        self._as_stored: Callable[[Any], Array] = spaces.obs.as_stored
+        if not spaces.obs.leaves:
+            self._as_stored = functools.partial(np.asarray, dtype=spaces.obs.dtype)
+        # Moving a tensor to its own device takes a microsecond.
+        self._tensor: Callable[[Array], Tensor] = torch.from_numpy
+        if device.type != "cpu":
+            self._tensor = functools.partial(torch.as_tensor, device=device)
         self._obs = np.zeros((envs.num_envs, *spaces.obs.shape), spaces.obs.dtype)
         self.num_envs = envs.num_envs
         self.inexact_reasons = list(envs.inexact_reasons)
@@ -98,51 +107,33 @@ class Collector:
         """Take `num_steps` steps in every environment, or fewer if a stop is requested."""
         returns: list[float] = []
         lengths: list[int] = []
-        first_step = state.global_step
-        stored, is_local = (
-            0,
-            self._device.type == "cpu",
-        )  # moving a tensor to its own device takes a microsecond
+        first_step, stored = state.global_step, 0
         while stored < num_steps and not (stored and state.should_stop):
-            masks = None if self._masks is None else torch.from_numpy(self._masks).to(self._device)
-            obs_tensor = torch.from_numpy(self._obs)
-            acted = act(
-                obs_tensor if is_local else obs_tensor.to(self._device), self._policy_state, masks
-            )
+            masks = None if self._masks is None else self._tensor(self._masks)
+            acted = act(self._tensor(self._obs), self._policy_state, masks)
             if self._unchecked is not None:
                 check_acted(acted, self._unchecked, self.num_envs)
                 self._unchecked = None
-            actions = (acted.actions if is_local else acted.actions.cpu()).numpy()
+            actions = acted.actions.cpu().numpy()
             try:
                 env_obs, rewards, terminated, truncated, info = self._envs.step(
                     self._spaces.action.to_env(actions)
                 )
-            except EnvError:
-                self._check_finite(
-                    buffer, stored, first_step, actions
-                )  # non-finite actions may be the cause
+            except EnvError:  # non-finite actions may be the cause
+                self._check_finite(buffer, stored, first_step, actions)
                 raise
-            obs = self._spaces.obs.as_stored(env_obs)
+            obs = self._as_stored(env_obs)
             for episode_return, length in info.get("episodes", ()):
                 returns.append(episode_return)
                 lengths.append(length)
             if "restarted" in info:
-                buffer.truncate_newest()  # the row of this step is incomplete and not stored
-                self._obs, self._masks = obs, self._envs.current_masks()
-                self._policy_state = (
-                    self._initial_state
-                )  # also of the others: their stored sequence is interrupted
+                self._interrupt(buffer, obs)
                 continue
             next_obs = self._with_final_obs(obs, info) if "final_obs" in info else obs
-            step: Storage = {
-                "obs": self._obs,
-                "actions": actions,
-                "rewards": rewards,
-                "next_obs": next_obs,
-            }
-            step["terminated"], step["truncated"] = terminated, truncated
+            step: Storage = {"obs": self._obs, "actions": actions, "rewards": rewards}
+            step |= {"next_obs": next_obs, "terminated": terminated, "truncated": truncated}
             for name, field in acted.fields.items():
-                step[name] = (field if is_local else field.cpu()).numpy()
+                step[name] = field.cpu().numpy()
             if "fields" in info:
                 step |= self._fields_of_info(info)
                 self._masks = info.get("masks")
@@ -209,10 +200,21 @@ class Collector:
         restored: Tensor = saved.to(self._device)
         return restored
 
+    def _interrupt(self, buffer: StepBuffer, obs: Array) -> None:
+        """Go on from `obs` after an environment was recreated: the row of this step is incomplete and not stored."""
+        buffer.truncate_newest()
+        self._obs, self._masks = obs, self._envs.current_masks()
+        # Also of the other environments: the stored sequence is interrupted.
+        self._policy_state = self._initial_state
+
     def _with_final_obs(self, obs: Array, info: dict[str, Any]) -> Array:
-        next_obs = obs.copy()
-        for index in np.flatnonzero(info["_final_obs"]):
-            next_obs[index] = self._spaces.obs.one_as_stored(info["final_obs"][index])
+        """The observations that the steps ended in: where an episode ended, its last one."""
+        next_obs, final_obs, ended = obs.copy(), info["final_obs"], info["_final_obs"]
+        if isinstance(final_obs, np.ndarray) and final_obs.dtype != object:  # of one simulator
+            next_obs[ended] = self._as_stored(final_obs[ended])
+            return next_obs
+        for index in np.flatnonzero(ended):
+            next_obs[index] = self._spaces.obs.one_as_stored(final_obs[index])
         return next_obs
 
     def _check_finite(
@@ -238,16 +240,14 @@ class Collector:
 
 def find_non_finite(rows: Mapping[str, Array], obs_spec: ObsSpec) -> tuple[str, int, int] | None:
     """Field, row and environment of the first NaN or infinity in rows [rows, envs, ...]; None if all are finite."""
-    numbers = {
-        name: obs_spec.numbers(rows[name]) if name.endswith("obs") else rows[name]
-        for name in FIELDS[:4]
-    }
+    numbers = {name: rows[name] for name in FIELDS[:4]}
+    if obs_spec.leaves:
+        numbers |= {name: obs_spec.numbers(rows[name]) for name in ("obs", "next_obs")}
     floats = {name: array for name, array in numbers.items() if array.dtype.kind == "f"}
+    flat = [array.reshape(-1) for array in floats.values()]
     with np.errstate(over="ignore", invalid="ignore"):
         # The sum of squares is the cheapest number that any NaN or infinity spoils.
-        if math.isfinite(
-            sum(flat.dot(flat) for flat in (array.reshape(-1) for array in floats.values()))
-        ):
+        if math.isfinite(sum(array.dot(array) for array in flat)):
             return None
     found = []
     for order, (name, array) in enumerate(floats.items()):

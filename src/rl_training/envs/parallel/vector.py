@@ -373,5 +373,8 @@ def make_limited(make: MakeEnv, length_limit: int) -> Env:
 
 def batch_observations(space: gym.Space[Any], observations: Sequence[Any]) -> Any:
     """Stack the observations of several environments into a new batch."""
+    if isinstance(space, gym.spaces.Box):
+        box = np.empty((len(observations), *space.shape), space.dtype)
+        return np.stack(observations, out=box)
     out: Any = create_empty_array(space, len(observations))
     return concatenate(space, observations, out)

@@ -322,7 +322,7 @@ class ResumableEnv:
         found = {f"{name}'s global generator": state for name, state in global_generators().items()}
         for name in ("action_space", "observation_space"):
             made = getattr(vars(self._core).get(name), "_np_random", None)
-            found[f"the generator of its {name}"] = made and copy.deepcopy(made.bit_generator.state)
+            found[f"the generator of its {name}"] = made and made.bit_generator.state
         return found
 
     def _draws(self) -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import enum
 import inspect
 import itertools
@@ -122,7 +121,7 @@ def _encode(value: Any, *, depth: int = 0, inside_object: bool = False) -> Any:
     if type(value) in CONTAINERS:
         return _encode_container(value, depth + 1, inside_object)
     if isinstance(value, np.random.Generator):
-        return {"kind": "generator", "state": copy.deepcopy(dict(value.bit_generator.state))}
+        return {"kind": "generator", "state": dict(value.bit_generator.state)}
     if type(value) is random.Random:
         return {"kind": "random", "state": value.getstate()}
     if inside_object or not _has_only_data(value):
@@ -219,7 +218,7 @@ def generator_state(core: Any) -> State | None:
     """The state of an environment's generator; None before it exists (reading `np_random` would create it)."""
     made: Any = getattr(core, "_np_random", None)
     is_made = isinstance(made, np.random.Generator)
-    return copy.deepcopy(dict(made.bit_generator.state)) if is_made else None
+    return dict(made.bit_generator.state) if is_made else None
 
 
 def restore_generator(current: Any, state: Mapping[str, Any]) -> np.random.Generator:
