@@ -30,7 +30,7 @@ from rl_training.runtime.waiting import adaptive_waiting
 WORK_FOR_TWO_THREADS = 8_000_000
 """Multiplications in the widest layer per update above which several threads are faster than one."""
 MAX_AUTO_THREADS = 4
-STEPS_FOR_COMPILING = 20_000
+STEPS_FOR_COMPILING = 10_000
 """Gradient steps above which compiled updates save more time than compiling takes."""
 OMP_PAUSE_HARD = 2
 """Argument of `omp_pause_resource_all` (OpenMP 5.0): release the threads."""
