@@ -18,6 +18,7 @@ from rl_training.algorithms.compiling import (
     CACHE_VARIABLE,
     checked,
     compiled,
+    remember_instructions,
     use_cache_of_this_machine,
 )
 from rl_training.algorithms.td3 import TD3Algorithm, TD3Config
@@ -101,6 +102,23 @@ def test_the_cache_folder_names_torch_and_the_instruction_set_once(tmp_path, mon
     use_cache_of_this_machine()
     assert os.environ[CACHE_VARIABLE] != str(folder)
     assert Path(os.environ[CACHE_VARIABLE]).parent == tmp_path
+
+
+def test_instructions_are_tried_once_for_each_cache(tmp_path, monkeypatch):
+    settings = torch._inductor.config.cpp
+    monkeypatch.setattr(settings, "vec_isa_ok", None)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    use_cache_of_this_machine()
+    assert settings.vec_isa_ok is None
+    Path(os.environ[CACHE_VARIABLE]).mkdir()
+    with monkeypatch.context() as patch:  # the processor claims what the compiler cannot use
+        patch.setattr("torch._inductor.cpu_vec_isa.valid_vec_isa_list", list)
+        remember_instructions()
+    use_cache_of_this_machine()
+    assert settings.vec_isa_ok is None
+    remember_instructions()
+    use_cache_of_this_machine()
+    assert settings.vec_isa_ok is (True if torch._inductor.cpu_vec_isa.x86_isa_checker() else None)
 
 
 def losses_on_one_cache(tmp_path: Path, folders: str) -> list[str]:

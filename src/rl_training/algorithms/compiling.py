@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -21,6 +22,7 @@ ResultT = TypeVar("ResultT")
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 FOLDER_PREFIX = "rl_training-"
 RELATIVE_TOLERANCE = 0.01
+TRIED_INSTRUCTIONS = "instructions_tried"
 ABSOLUTE_TOLERANCE = 1e-6
 """Root mean square below which a difference is rounding, whatever the size of the tensors."""
 
@@ -70,6 +72,7 @@ def checked(step: Callable[..., ResultT], graph: Callable[..., ResultT]) -> Call
         for (name, tensors), wanted in zip(_state(owner), _grouped(owner, after), strict=True):
             _compare(f"'{name}'", tensors, wanted)
         kinds_seen.add(kind)
+        remember_instructions()
         return actual
 
     return call
@@ -86,6 +89,25 @@ def use_cache_of_this_machine() -> None:
     parts = Path(os.environ.get(CACHE_VARIABLE) or default_cache_dir()).absolute().parts
     base = Path(*(part for part in parts if not part.startswith(FOLDER_PREFIX)))
     os.environ[CACHE_VARIABLE] = str(base / _cache_folder())
+    if (base / _cache_folder() / TRIED_INSTRUCTIONS).exists():
+        torch._inductor.config.cpp.vec_isa_ok = True
+
+
+def remember_instructions() -> None:
+    """Leave a mark in the cache where every instruction set of the processor has been tried with success.
+
+    torch tries them in each process by programs of its own, which takes .7 s; the mark lets later processes skip that.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    known = cpu_vec_isa.x86_isa_checker()
+    claimed = [
+        isa for isa in cpu_vec_isa.supported_vec_isa_list if set(str(isa).split()) <= {*known}
+    ]
+    folder = os.environ.get(CACHE_VARIABLE)
+    if folder is not None and claimed and len(cpu_vec_isa.valid_vec_isa_list()) == len(claimed):
+        with contextlib.suppress(OSError):  # the cache may be read-only
+            (Path(folder) / TRIED_INSTRUCTIONS).touch()
 
 
 def _cache_folder() -> str:
