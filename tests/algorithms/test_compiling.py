@@ -18,7 +18,7 @@ from rl_training.algorithms.compiling import (
     CACHE_VARIABLE,
     checked,
     compiled,
-    remember_instructions,
+    try_instructions,
     use_cache_of_this_machine,
 )
 from rl_training.algorithms.td3 import TD3Algorithm, TD3Config
@@ -105,20 +105,16 @@ def test_the_cache_folder_names_torch_and_the_instruction_set_once(tmp_path, mon
 
 
 def test_instructions_are_tried_once_for_each_cache(tmp_path, monkeypatch):
-    settings = torch._inductor.config.cpp
-    monkeypatch.setattr(settings, "vec_isa_ok", None)
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
-    use_cache_of_this_machine()
-    assert settings.vec_isa_ok is None
-    Path(os.environ[CACHE_VARIABLE]).mkdir()
+    isa = torch._inductor.cpu_vec_isa
     with monkeypatch.context() as patch:  # the processor claims what the compiler cannot use
-        patch.setattr("torch._inductor.cpu_vec_isa.valid_vec_isa_list", list)
-        remember_instructions()
-    use_cache_of_this_machine()
-    assert settings.vec_isa_ok is None
-    remember_instructions()
-    use_cache_of_this_machine()
-    assert settings.vec_isa_ok is (True if torch._inductor.cpu_vec_isa.x86_isa_checker() else None)
+        patch.setattr(isa, "valid_vec_isa_list", list)
+        assert not try_instructions(tmp_path)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(isa, "x86_isa_checker", lambda: ["avx2"])
+    monkeypatch.setattr(isa, "valid_vec_isa_list", lambda: ["avx2"])
+    assert try_instructions(tmp_path / "new")
+    monkeypatch.setattr(isa, "valid_vec_isa_list", list)
+    assert try_instructions(tmp_path / "new")
 
 
 def losses_on_one_cache(tmp_path: Path, folders: str) -> list[str]:

@@ -60,6 +60,18 @@ def test_each_member_has_inputs_of_its_own() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("every_product")
+def test_inputs_and_gradients_may_be_views() -> None:
+    rows = torch.randn(40, 3, 64)
+    x, weight = rows[:, 1, :].requires_grad_(), torch.randn(32, 64, requires_grad=True)
+    found = []
+    for library in ("blas", "onednn"):
+        with products_by(library):  # type: ignore[arg-type]
+            output = linear(x, weight, torch.zeros(32))
+            found.append([output, *torch.autograd.grad(output.sum(), [x, weight])])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+
+
 class Loss:
     """A loss with its gradient, as an update computes them."""
 

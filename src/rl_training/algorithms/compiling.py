@@ -72,7 +72,6 @@ def checked(step: Callable[..., ResultT], graph: Callable[..., ResultT]) -> Call
         for (name, tensors), wanted in zip(_state(owner), _grouped(owner, after), strict=True):
             _compare(f"'{name}'", tensors, wanted)
         kinds_seen.add(kind)
-        remember_instructions()
         return actual
 
     return call
@@ -89,25 +88,30 @@ def use_cache_of_this_machine() -> None:
     parts = Path(os.environ.get(CACHE_VARIABLE) or default_cache_dir()).absolute().parts
     base = Path(*(part for part in parts if not part.startswith(FOLDER_PREFIX)))
     os.environ[CACHE_VARIABLE] = str(base / _cache_folder())
-    if (base / _cache_folder() / TRIED_INSTRUCTIONS).exists():
-        torch._inductor.config.cpp.vec_isa_ok = True
+    if try_instructions(Path(os.environ[CACHE_VARIABLE])):
+        torch._inductor.config.cpp.vec_isa_ok = (
+            True  # part of the key of a graph: from the first process on
+        )
 
 
-def remember_instructions() -> None:
-    """Leave a mark in the cache where every instruction set of the processor has been tried with success.
+def try_instructions(folder: Path) -> bool:
+    """Whether the compiler can use every instruction set of the processor; a mark in the cache keeps a yes.
 
-    torch tries them in each process by programs of its own, which takes .7 s; the mark lets later processes skip that.
+    torch tries them by programs of its own, which takes .7 s in each process.
     """
     from torch._inductor import cpu_vec_isa
 
-    known = cpu_vec_isa.x86_isa_checker()
-    claimed = [
-        isa for isa in cpu_vec_isa.supported_vec_isa_list if set(str(isa).split()) <= {*known}
-    ]
-    folder = os.environ.get(CACHE_VARIABLE)
-    if folder is not None and claimed and len(cpu_vec_isa.valid_vec_isa_list()) == len(claimed):
+    mark = folder / TRIED_INSTRUCTIONS
+    if mark.exists():
+        return True
+    known = {*cpu_vec_isa.x86_isa_checker()}
+    claimed = [isa for isa in cpu_vec_isa.supported_vec_isa_list if {*str(isa).split()} <= known]
+    works = bool(claimed) and len(cpu_vec_isa.valid_vec_isa_list()) == len(claimed)
+    if works:
         with contextlib.suppress(OSError):  # the cache may be read-only
-            (Path(folder) / TRIED_INSTRUCTIONS).touch()
+            folder.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+    return works
 
 
 def _cache_folder() -> str:

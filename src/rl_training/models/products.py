@@ -99,6 +99,9 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
+        gradient = (
+            gradient.contiguous()
+        )  # oneDNN takes no expanded tensors, such as the gradient of a sum
         for_x, for_weight, _ = ctx.needs_input_grad
         return (
             _product(gradient, weight.t()) if for_x else None,
