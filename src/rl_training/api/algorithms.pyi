@@ -10,12 +10,7 @@ from rl_training.algorithms.a2c import A2CConfig
 from rl_training.algorithms.awac import AWACConfig
 from rl_training.algorithms.bc import BCConfig
 from rl_training.algorithms.c51 import C51Config
-from rl_training.algorithms.config import (
-    EarlyStoppingConfig,
-    OnlineStageConfig,
-    ReplayConfig,
-    Schedule,
-)
+from rl_training.algorithms.config import EarlyStoppingConfig, OnlineStageConfig, ReplayConfig, Schedule
 from rl_training.algorithms.cql import CQLConfig
 from rl_training.algorithms.crossq import CrossQConfig
 from rl_training.algorithms.ddpg import DDPGConfig

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.models.products import is_one_by_one, linear
+from rl_training.models.products import is_for_onednn, linear
 
 Activation = Literal["relu", "tanh", "silu", "gelu", "elu"]
 HIDDEN_GAIN = 2**0.5
@@ -152,7 +152,7 @@ class EnsembleMLP(_Layers):
         """Evaluate every member on the same input [B, in], or each on its own [E, B, in]."""
         x = x.expand(self.num_members, -1, -1) if x.dim() == 2 else x
         *hidden, (last_weight, last_bias) = layers = self._layers()
-        if is_one_by_one(x, *(weight for weight, _ in hidden)):
+        if any(is_for_onednn(x, weight) for weight, _ in hidden):  # which has no batched product
             tensors = [(weight.unbind(0), bias.unbind(0)) for weight, bias in layers]
             return torch.stack([self._evaluate(tensors, *one) for one in enumerate(x.unbind(0))])
         for layer, (weight, bias) in enumerate(hidden):

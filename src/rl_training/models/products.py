@@ -44,7 +44,7 @@ def is_available(library: Library) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """One layer: x [B, in], weight [out, in] and bias [out] give [B, out]."""
-    if not _is_for_onednn(x, weight):
+    if not is_for_onednn(x, weight):
         return F.linear(x, weight, bias)
     if not torch.is_grad_enabled():
         return _product(x, weight, bias)
@@ -52,12 +52,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return output
 
 
-def is_one_by_one(x: Tensor, *weights: Tensor) -> bool:
-    """Whether layers of several networks, [E, in, out], are multiplied one network at a time: oneDNN has no batches."""
-    return any(_is_for_onednn(x, weight) for weight in weights)
-
-
-def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:
+def is_for_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Whether `linear` multiplies these by oneDNN; weights of several networks, [E, in, out], count one by one."""
     return (
         _library == "onednn"
         and x.shape[-2] * weight.shape[-2] * weight.shape[-1] >= SMALLEST_WORK
