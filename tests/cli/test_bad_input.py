@@ -100,6 +100,14 @@ PPP = "unknown algorithm 'ppp': did you mean 'ppo'?"
         (["train", "ppp", "CartPole-v1"], PPP),
         (["train", "algo=ppp", "env_id=CartPole-v1"], PPP),
         (["algos", "ppp"], PPP),
+        (
+            ["train", "CartPole-v1", "ppo"],
+            "'CartPole-v1' is no algorithm: name the algorithm first, `ppo CartPole-v1`",
+        ),
+        (
+            ["doctor", "CartPole-v1"],
+            "'CartPole-v1' is no option and sets nothing of an environment",
+        ),
         ([*TRAIN, "algo_kwargs.Gamma=0.1"], "unknown key 'Gamma' for ppo: did you mean 'gamma'?"),
         (
             [*TRAIN, "batch_size=3"],

@@ -138,6 +138,13 @@ def test_a_q_network_refills_its_replay_with_its_own_policy(
     assert state.trainer_state["session"]["best_return"] == score  # a fork knows the imported score
     assert main(["resume", str(fork), "--total-timesteps", "4508", "-q"]) == 0
     assert steps_of(load_checkpoint(fork))["optimizer"] == 4  # two updates every four steps
+    capsys.readouterr()
+    for env, message in (
+        ("Pendulum-v1", "DQN needs Discrete actions, not Box"),
+        ("CartPole-v1", "exists already: choose a name of its own by --run-suffix NAME"),
+    ):
+        assert main(["import", "sb3", str(path), "--env", env]) == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

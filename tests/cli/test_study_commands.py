@@ -328,6 +328,22 @@ class TestTrainedStudy:
             assert setting["memory_bytes"] > 0
             assert setting["seconds"] > 0
 
+    def test_settings_that_end_late_are_told_before_training(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        base = "{algo: ppo, env_id: CartPole-v1, total_timesteps: 100}"
+        vary = "{algo_kwargs.num_steps: [10, 64, 90]}"
+        Path("late.yaml").write_text(
+            f"name: late\nbase: {base}\nvary: {vary}\nseeds: 0..1\npreset: false\n"
+        )
+        assert main(["study", "run", "late.yaml", "--dry-run"]) == 0
+        warnings = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
+        assert len(warnings) == 2
+        assert "ends at step 128 instead of total_timesteps 100" in warnings[0]
+        assert "(settings num_steps=64)" in warnings[0]
+        assert "ends at step 180" in warnings[1]
+
     def test_the_shares_of_a_dry_run_are_the_whole_plan(
         self, answer: Answer, monkeypatch: pytest.MonkeyPatch
     ) -> None:

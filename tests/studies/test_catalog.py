@@ -610,6 +610,13 @@ class TestRemoving:
         assert main(["runs", "rm", str(runs / "kept"), str(runs / "study"), "--yes"]) == 0
         assert self.left(runs) == ["alive", "begun"]
 
+    def test_a_study_is_removed_by_the_name_that_the_list_shows(
+        self, runs: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(runs.parent)
+        assert main(["runs", "rm", "study/", "--yes"]) == 0
+        assert self.left(runs) == ["alive", "begun", "kept"]
+
     def test_a_terminal_is_asked(self, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
         for answer, is_left in ((False, True), (True, False)):

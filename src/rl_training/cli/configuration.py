@@ -100,10 +100,26 @@ def _read_words(options: TrainOptions) -> tuple[dict[str, str], dict[str, Any]]:
         raise ConfigError(
             f"too many arguments {' '.join(words)!r}: give ALGO ENV_ID and KEY=VALUE settings"
         )
+    _refuse_swapped(positional)
     names = dict(zip(("algo", "env_id"), positional, strict=False))
     flags = _flags_of(options)
     _refuse_twice(overrides, [*names, *flags])
     return names, {**names, **flags, **overrides}
+
+
+def _refuse_swapped(positional: Sequence[str]) -> None:
+    """Raise if the environment is named first."""
+    from rl_training.experiment.registry import list_algorithm_specs
+
+    known = {spec.name for spec in list_algorithm_specs()}
+    if (
+        len(positional) == 2
+        and positional[0].lower() not in known
+        and positional[1].lower() in known
+    ):
+        raise ConfigError(
+            f"'{positional[0]}' is no algorithm: name the algorithm first, `{positional[1]} {positional[0]}`"
+        )
 
 
 def _flags_of(options: TrainOptions | ResumeOptions) -> dict[str, Any]:

@@ -149,8 +149,9 @@ def doctor(
         _check_environment(env, words or [], steps, seed, as_json)
         return
     if words:
+        named = "ENV_ID" if "=" in words[0] else words[0]
         raise ConfigError(
-            f"{' '.join(words)!r} sets env_kwargs of no environment: add --env ENV_ID"
+            f"{' '.join(words)!r} is no option and sets nothing of an environment: name it by --env {named}"
         )
     from rl_training.views.findings import describe_machine
 

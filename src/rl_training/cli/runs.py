@@ -157,8 +157,7 @@ def _row(path: Path, members: list[RunInfo], folder: Path) -> tuple[str, ...]:
 @verb(app, "rm")
 def remove_runs(runs: Removed, yes: Yes = False, as_json: AsJson = False) -> None:
     """Remove runs, or a whole study or tuning: `runs rm RUN`. Asks first; a run that is being trained is refused."""
-    found = [path if _is_plan(path) else _run_folder(path) for path in runs]
-    _remove(list(dict.fromkeys(found)), yes=yes, as_json=as_json)
+    _remove(list(dict.fromkeys(map(_folder_to_remove, runs))), yes=yes, as_json=as_json)
 
 
 @verb(app, "prune")
@@ -177,6 +176,14 @@ def prune(words: Filters = None, yes: Yes = False, as_json: AsJson = False) -> N
         if filters or not info.has_checkpoint
     ]
     _remove(found, yes=yes, as_json=as_json)
+
+
+def _folder_to_remove(name: Path) -> Path:
+    """A run, or a study or tuning by its path or by its name in `runs`."""
+    for path in (name, Path("runs") / name):
+        if _is_plan(path):
+            return path
+    return _run_folder(name)
 
 
 def _remove(paths: list[Path], *, yes: bool, as_json: bool) -> None:

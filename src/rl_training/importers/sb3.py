@@ -13,8 +13,9 @@ import numpy as np
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.envs.factory import EnvSource
-from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
+from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, RunExistsError
 from rl_training.experiment.config import TrainConfig, resolve_config
+from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.run_folder import TrainingRun
 from rl_training.importers.files import Archive, read_archive
 from rl_training.importers.networks import NETWORKS, Model
@@ -112,8 +113,12 @@ def import_sb3(
     if verify_with_sb3:
         verified = vars(verify(conversion.algorithm, config, archive, statistics_file, sb3_python))
     suffix = run_suffix or archive.path.stem
-    with quieted():
-        result = run_training(config, run_suffix=suffix, callbacks=[_Load(conversion)])
+    try:
+        with quieted():
+            result = run_training(config, run_suffix=suffix, callbacks=[_Load(conversion)])
+    except RunExistsError as error:
+        found = str(error).partition(": add ")[0]
+        raise RunExistsError(f"{found}: choose a name of its own by --run-suffix NAME") from None
     facts = {"file": archive.path.name, "package": "stable-baselines3", "version": archive.version}
     origin = {**facts, **conversion.report.as_dict(), "verified": verified}
     # Written without owning the folder again, which would count as another attempt at the run.
@@ -152,6 +157,7 @@ def convert(
     networks, policy = NETWORKS[algo], read_policy_settings(archive, algo)
     _check_statistics(archive, statistics)
     spaces = _spaces_of(changes)
+    get_algorithm_spec(algo).check_spaces(spaces)
     plain_model = Model(archive.weights, policy, spaces)
     normalizers, model = read_normalization(spaces.obs, statistics, plain_model, report)
     with _translate_errors(archive):

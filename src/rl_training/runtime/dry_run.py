@@ -36,6 +36,8 @@ class Needs:
     num_threads: int
     memory_bytes: int
     """Estimate of the memory of its process, without the environments and a dataset."""
+    warnings: tuple[str, ...] = ()
+    """What the run would warn of when it starts."""
 
 
 @dataclass
@@ -62,15 +64,15 @@ class SettingsChecker:
                 )
         evaluator = self._evaluator(setup)
         check_watched_metric(setup.algo_config, evaluator)
-        num_threads = setup.execution.num_threads
+        num_threads, warnings = setup.execution.num_threads, tuple(setup.warnings())
         if evaluator is None:  # the spaces are known when the dataset is read
-            return Needs(num_threads, PROCESS_BYTES)
+            return Needs(num_threads, PROCESS_BYTES, warnings)
         spaces = evaluator.spaces
         get_algorithm_spec(config.algo).check_spaces(spaces)
         with check_networks_fit(setup.algo_config, spaces, device):
             networks = NETWORKS * BYTES_OF_A_WEIGHT * count_weights(setup.algo_config, spaces)[1]
         stored = LOOPS[get_algorithm_spec(config.algo).loop].buffer_bytes(setup, spaces)
-        return Needs(num_threads, PROCESS_BYTES + networks + stored)
+        return Needs(num_threads, PROCESS_BYTES + networks + stored, warnings)
 
     def close(self) -> None:
         """Close the environments."""

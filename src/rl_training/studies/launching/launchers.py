@@ -16,6 +16,7 @@ from rl_training.errors import ConfigError
 from rl_training.processors import usable_processors
 from rl_training.studies.launching.orders import Order, worker_values
 from rl_training.studies.plan import PlannedRun
+from rl_training.terminal.streams import tell
 
 MOST_PREPARED = 8
 TAIL_BYTES = 4096
@@ -236,6 +237,13 @@ class SettingsCheck:
                 raise ConfigError(error)
             more = f" ({len(errors) - 1} more of {len(answers)} settings wrong)"
             raise ConfigError(f"setting {setting}: {error}{more if len(errors) > 1 else ''}")
+        settings: dict[str, list[str]] = {}
+        for run, answer in answers:
+            for warning in answer["warnings"]:
+                settings.setdefault(warning, []).append(run.setting)
+        for warning, names in settings.items():
+            where = "" if len(names) == len(answers) else f" (settings {', '.join(names)})"
+            tell(f"{warning}{where}")
         return [
             SettingNeeds(run.setting, answer["num_threads"], answer["memory_bytes"])
             for run, answer in answers

@@ -87,6 +87,7 @@ def check(order: Mapping[str, Any]) -> int:
             answer: dict[str, Any] = {
                 "num_threads": needs.num_threads,
                 "memory_bytes": needs.memory_bytes,
+                "warnings": needs.warnings,
             }
             if order.get("question") is not None:
                 function, text = order["question"]
