@@ -49,6 +49,7 @@ def test_the_machine_is_crowded_when_others_need_our_processors(
 
 def test_idle_threads_come_and_go_with_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     load = {"crowded": True}
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setattr(waiting, "busy_seconds", lambda: 0.0)
     monkeypatch.setattr(waiting, "is_crowded", lambda *_: load["crowded"])
     x = torch.linspace(0.0, 1.0, 200_000)
@@ -61,6 +62,17 @@ def test_idle_threads_come_and_go_with_the_load(monkeypatch: pytest.MonkeyPatch)
         load["crowded"] = True
         wait_until(lambda: threads_named("idle-team") > 0)
     assert threads_named("idle-team") == threads_named("load-watch") == 0
+
+
+@pytest.mark.parametrize("num_processors", [1, 64])
+def test_there_are_none_where_they_would_change_nothing(
+    num_processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: num_processors)
+    watch = waiting.LoadWatch(2)
+    watch._adapt(True)
+    assert threads_named("idle-team") == 0
+    watch.close()
 
 
 @pytest.mark.parametrize("reason", ["one thread", "chosen", "unknown load"])

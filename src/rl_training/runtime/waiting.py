@@ -23,6 +23,7 @@ SECONDS_OF_FIRST_LOOK = 0.2
 CROWDED = 0.2
 """Processors that other processes may use of those that this one needs before its threads wait asleep."""
 MAX_IDLE_THREADS = 8
+"""Where more would be needed, on machines of many processors, threads go on spinning."""
 PARALLEL_SIZE = 2**17
 """Elements of a tensor whose operations run on several threads."""
 CHOICES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
@@ -69,8 +70,9 @@ class LoadWatch:
         self._adapt(False)
 
     def _adapt(self, crowded: bool) -> None:
-        if crowded and self._idle is None:
-            self._idle = IdleThreads(self._num_processors - self._num_threads + 1)
+        count = self._num_processors - self._num_threads + 1
+        if crowded and self._idle is None and 0 < count <= MAX_IDLE_THREADS:
+            self._idle = IdleThreads(count)
         elif not crowded and self._idle is not None:
             self._idle.close()
             self._idle = None
@@ -82,8 +84,7 @@ class IdleThreads:
     def __init__(self, count: int) -> None:
         self._is_over = threading.Event()
         self._threads = [
-            threading.Thread(target=self._hold, name="idle-team", daemon=True)
-            for _ in range(min(count, MAX_IDLE_THREADS))
+            threading.Thread(target=self._hold, name="idle-team", daemon=True) for _ in range(count)
         ]
         for thread in self._threads:
             thread.start()
